@@ -1,0 +1,377 @@
+-- Every statement that is sent, by name. A change of state is one statement and its WHERE clause is the fence;
+-- publish, strict complete and reap lock first and update second, in one transaction, because only a statement that begins
+-- after a lock wait has a clock from after it.
+-- Locks are FOR NO KEY UPDATE: a user's row that references the job (FOR KEY SHARE) must not make it look locked.
+
+-- ---------------------------------------------------------------- enqueue
+
+-- name: enqueue
+with new as (
+  insert into jobqueue.job (type, payload, run_at, max_attempts)
+  values (%(type)s, %(payload)s::jsonb,
+          coalesce(%(run_at)s::timestamptz, jobqueue.now() + %(delay)s::float8 * interval '1 second'), %(max_attempts)s)
+  returning id, type)
+select id from new
+
+-- name: enqueue_keyed
+-- The registry decides, in every isolation level, also for a job that was archived or is being archived. (A unique column on
+-- job with a look into the archive gave five keys two jobs in a race.) The look first spends no id on a known key.
+with won as (
+  insert into jobqueue.job_key (key, job_id, fingerprint)
+  select %(key)s, nextval('jobqueue.job_id_seq'), jsonb_hash_extended(jsonb_build_array(%(type)s::text, %(payload)s::jsonb), 0)
+  where not exists (select from jobqueue.job_key where key = %(key)s)
+  on conflict (key) do nothing
+  returning job_id)
+insert into jobqueue.job (id, type, payload, idempotency_key, run_at, max_attempts)
+select job_id, %(type)s, %(payload)s::jsonb, %(key)s,
+       coalesce(%(run_at)s::timestamptz, jobqueue.now() + %(delay)s::float8 * interval '1 second'), %(max_attempts)s
+from won returning id
+
+-- name: enqueue_many
+-- Keys are inserted in their own order, so that two batches can't deadlock; jobs in input order.
+with input as materialized (
+  select nextval('jobqueue.job_id_seq') as id, i.* from (
+    select * from unnest(%(types)s::text[], %(payloads)s::jsonb[], %(keys)s::text[], %(run_ats)s::timestamptz[],
+                         %(delays)s::float8[], %(max_attempts)s::int[])
+      with ordinality as x(type, payload, key, run_at, delay, max_attempts, ord)
+    where key is null or not exists (select from jobqueue.job_key k where k.key = x.key)
+    order by ord) i),
+won as (
+  insert into jobqueue.job_key (key, job_id, fingerprint)
+  select key, id, jsonb_hash_extended(jsonb_build_array(type, payload), 0) from input where key is not null order by key, ord
+  on conflict (key) do nothing
+  returning job_id),
+born as (
+  insert into jobqueue.job (id, type, payload, idempotency_key, run_at, max_attempts)
+  select id, type, payload, key, coalesce(run_at, jobqueue.now() + delay * interval '1 second'), max_attempts
+  from input where key is null or id in (select job_id from won) order by ord
+  returning id)
+select input.ord, input.id from input join born using (id)
+
+-- name: key_look
+select job_id, fingerprint = jsonb_hash_extended(jsonb_build_array(%(type)s::text, %(payload)s::jsonb), 0) as matches
+from jobqueue.job_key where key = %(key)s
+
+-- name: key_look_many
+select x.ord, k.job_id, k.fingerprint = jsonb_hash_extended(jsonb_build_array(x.type, x.payload), 0) as matches
+from unnest(%(types)s::text[], %(payloads)s::jsonb[], %(keys)s::text[]) with ordinality as x(type, payload, key, ord)
+join jobqueue.job_key k on k.key = x.key
+
+-- ---------------------------------------------------------------- claim
+
+-- name: claim
+-- Locks per type, so that the backlog of others is never walked; MATERIALIZED and = any(array(…)): the locking select runs once
+-- (as IN (SELECT … LIMIT 3 … SKIP LOCKED) it took 500), and the update always goes by primary key (a parameter LIMIT in a join is
+-- planned as 10 percent of the table). Beyond the free slots only what a crash of this process can't kill is claimed.
+with picked as materialized (
+  select due.id, due.safe, row_number() over (order by due.run_at, due.id) as place
+  from unnest(%(types)s::text[]) as asked(type)
+  cross join lateral (
+    select j.id, j.run_at, j.attempts + 1 < j.max_attempts and j.lease_losses = 0 as safe
+    from jobqueue.job j
+    where j.type = asked.type and j.status = 'ready' and j.run_at <= jobqueue.now()
+    order by j.run_at, j.id limit %(limit)s for no key update skip locked) due
+  where not exists (select from jobqueue.paused_type p where p.type = asked.type))
+update jobqueue.job j set
+  status = 'running', epoch = epoch + 1, attempts = attempts + 1, locked_by = %(owner)s, started_at = jobqueue.now(),
+  locked_until = jobqueue.now() + %(lease)s::float8 * interval '1 second'
+where id = any (array(select id from picked where place <= %(limit)s and (place <= %(slots)s or safe)))
+  and (select jobqueue.durable())
+returning id, type, payload, locked_by, epoch, attempts, releases, locked_until, slot, run_at
+
+-- name: ready_types
+-- A loose index scan: as many steps as there are types, however long the queue.
+with recursive kind(type) as (
+  (select type from jobqueue.job where status = 'ready' order by type limit 1)
+  union all
+  select (select j.type from jobqueue.job j where j.status = 'ready' and j.type > kind.type order by j.type limit 1)
+  from kind where kind.type is not null)
+select type from kind where type is not null
+
+-- name: why_empty
+-- A due row that the claim did not take was locked by another transaction (or came since: asking again is right then, too).
+select bool_or(first.run_at <= jobqueue.now()) as locked, min(first.run_at) filter (where first.run_at > jobqueue.now()) as next_run_at
+from unnest(%(types)s::text[]) as asked(type)
+cross join lateral (
+  (select j.run_at from jobqueue.job j where j.type = asked.type and j.status = 'ready' and j.run_at <= jobqueue.now()
+   order by j.run_at, j.id limit 1)
+  union all
+  (select j.run_at from jobqueue.job j where j.type = asked.type and j.status = 'ready' and j.run_at > jobqueue.now()
+   order by j.run_at, j.id limit 1)) first
+where not exists (select from jobqueue.paused_type p where p.type = asked.type)
+
+-- name: adopt
+with taken as (
+  update jobqueue.job set
+    epoch = epoch + 1, attempts = attempts + 1, lease_losses = lease_losses + 1, releases = 0, locked_by = %(owner)s,
+    started_at = jobqueue.now(), locked_until = jobqueue.now() + %(lease)s::float8 * interval '1 second',
+    history = jobqueue.note(history, 'lost', locked_by, epoch, null),
+    history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
+  where id = %(id)s and status = 'running' and locked_until <= jobqueue.now() and attempts < max_attempts
+    and (select jobqueue.durable())
+  returning id, type, payload, locked_by, epoch, attempts, releases, locked_until, slot, run_at),
+told as (insert into jobqueue.incident (name, type) select 'lease_lost', type from taken)
+select * from taken
+
+-- ---------------------------------------------------------------- what a lease can do
+
+-- name: heartbeat
+-- greatest: SET is computed before a lock wait, so a renewal that waited must not shorten the lease.
+update jobqueue.job set locked_until = greatest(locked_until, jobqueue.now() + %(lease)s::float8 * interval '1 second')
+where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s
+returning locked_until
+
+-- name: heartbeat_many
+-- SKIP LOCKED: one row held by an open transaction must not let the other leases lapse. `is not distinct from`: the planner must
+-- come by primary key, and not through the index of running rows, which it would rescan for every batch (x 0.71).
+with mine as materialized (
+  select j.id, beat.lease
+  from unnest(%(ids)s::bigint[], %(owners)s::text[], %(epochs)s::bigint[], %(seconds)s::float8[]) as beat(id, owner, epoch, lease)
+  join jobqueue.job j on j.id = beat.id
+  where j.status is not distinct from 'running' and j.locked_by = beat.owner and j.epoch = beat.epoch
+  for no key update of j skip locked)
+update jobqueue.job j set locked_until = greatest(j.locked_until, jobqueue.now() + mine.lease * interval '1 second')
+from mine where j.id = mine.id and j.id = any (%(ids)s)
+returning j.id, j.epoch, j.locked_until
+
+-- name: complete
+update jobqueue.job set
+  status = 'done', finished_at = jobqueue.now(), finished_epoch = epoch, finished_by = locked_by, locked_by = null, locked_until = null
+where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s
+returning id
+
+-- name: complete_strict
+-- Follows lease_lock in one transaction: this statement's clock is from after the wait.
+update jobqueue.job set
+  status = 'done', finished_at = jobqueue.now(), finished_epoch = epoch, finished_by = locked_by, locked_by = null, locked_until = null
+where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s and jobqueue.now() < locked_until
+returning id
+
+-- name: complete_many
+with mine as materialized (
+  select j.id
+  from unnest(%(ids)s::bigint[], %(owners)s::text[], %(epochs)s::bigint[]) as held(id, owner, epoch)
+  join jobqueue.job j on j.id = held.id
+  where j.status is not distinct from 'running' and j.locked_by = held.owner and j.epoch = held.epoch
+  for no key update of j skip locked)
+update jobqueue.job set
+  status = 'done', finished_at = jobqueue.now(), finished_epoch = epoch, finished_by = locked_by, locked_by = null, locked_until = null
+where id = any (array(select id from mine))
+returning id, epoch
+
+-- name: fail
+-- The alert is raised by the statement that makes the dead letter: no crash can part the two.
+with ended as (
+  update jobqueue.job set
+    status = case when %(permanent)s then 'failed' when attempts >= max_attempts then 'dead' else 'ready' end,
+    run_at = case when %(permanent)s or attempts >= max_attempts then run_at
+                  else jobqueue.now() + %(delay)s::float8 * interval '1 second' end,
+    finished_at = case when %(permanent)s or attempts >= max_attempts then jobqueue.now() end,
+    releases = 0, locked_by = null, locked_until = null, last_error = %(error)s,
+    history = jobqueue.note(history, case when %(permanent)s then 'failed_permanently' else 'failed' end, locked_by, epoch, %(error)s),
+    history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
+  where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s
+  returning id, type, status, attempts)
+select status, case when status in ('dead', 'failed') then
+    pg_notify('jobqueue_alert', json_build_object('id', id, 'type', type, 'status', status, 'attempts', attempts)::text) end as alert
+from ended
+
+-- name: release
+update jobqueue.job set
+  status = 'ready', attempts = attempts - 1, releases = releases + %(counted)s::boolean::int,
+  run_at = jobqueue.now() + %(delay)s::float8 * interval '1 second', started_at = null, locked_by = null, locked_until = null,
+  history = jobqueue.note(history, 'released', locked_by, epoch, %(reason)s),
+  history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
+where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s
+returning id
+
+-- name: lease_lock
+-- Waits behind whoever holds the row; what follows it in the same transaction reads a clock from after the wait.
+-- No one-statement form is strict: behind a pure row lock PostgreSQL does not evaluate the WHERE again (measured).
+select id from jobqueue.job
+where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s
+for no key update
+
+-- name: publish
+update jobqueue.job set
+  published_name = %(name)s, published_digest = %(digest)s, published_epoch = epoch, published_by = locked_by
+where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s and jobqueue.now() < locked_until
+  and (published_epoch, published_by) is distinct from (epoch, locked_by)
+returning id
+
+-- name: look
+-- A statement of its own: in one statement with the UPDATE it would show the row as it was before the wait.
+select j.*, jobqueue.now() as now, current_setting('transaction_isolation') <> 'read committed' as snapshot_isolation
+from (select id, status, epoch, locked_by, locked_until, finished_by, finished_epoch, published_by, published_epoch,
+             published_name, published_digest, history from jobqueue.job where id = any (%(ids)s)
+      union all
+      select id, status, epoch, locked_by, locked_until, finished_by, finished_epoch, published_by, published_epoch,
+             published_name, published_digest, history from jobqueue.job_archive where id = any (%(ids)s)) j
+
+-- name: isolation
+select current_setting('transaction_isolation') <> 'read committed'
+
+-- ---------------------------------------------------------------- reap
+
+-- name: expired
+-- The first of two statements: locks, so that each row can be given its own delay. Any number of reapers; none waits.
+select id, type, locked_by, epoch, attempts, max_attempts from jobqueue.job
+where status = 'running' and locked_until <= jobqueue.now() and (%(ids)s::bigint[] is null or id = any (%(ids)s))
+order by locked_until, id limit %(limit)s for no key update skip locked
+
+-- name: reap
+with lost as (
+  update jobqueue.job j set
+    status = case when attempts >= max_attempts then 'dead' else 'ready' end,
+    run_at = case when attempts >= max_attempts then run_at else jobqueue.now() + given.delay * interval '1 second' end,
+    finished_at = case when attempts >= max_attempts then jobqueue.now() end,
+    lease_losses = lease_losses + 1, releases = 0, locked_by = null, locked_until = null,
+    last_error = case when attempts >= max_attempts then coalesce(last_error, 'its last lease was lost: no worker reported an end')
+                      else last_error end,
+    history = jobqueue.note(history, 'lost', locked_by, epoch, null),
+    history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
+  from unnest(%(ids)s::bigint[], %(delays)s::float8[]) as given(id, delay)
+  where j.id = given.id and j.id = any (%(ids)s) and j.status is not distinct from 'running' and j.locked_until <= jobqueue.now()
+  returning j.id, j.type, j.status, j.attempts),
+told as (insert into jobqueue.incident (name, type, n) select 'lease_lost', type, count(*) from lost group by type)
+select id, status, case when status = 'dead' then
+    pg_notify('jobqueue_alert', json_build_object('id', id, 'type', type, 'status', status, 'attempts', attempts)::text) end as alert
+from lost
+
+-- name: release_unheld
+-- After a lost connection: rows under this worker's own owner that it does not hold, from a claim whose COMMIT reply was lost.
+-- Only a worker whose owner is unique to this start may do that.
+update jobqueue.job set
+  status = 'ready', attempts = attempts - 1, run_at = jobqueue.now(), started_at = null, locked_by = null, locked_until = null,
+  history = jobqueue.note(history, 'released', locked_by, epoch, 'claimed, but the reply to the claim was lost'),
+  history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
+where status = 'running' and locked_by = %(owner)s and not (id = any (%(held)s))
+returning id
+
+-- ---------------------------------------------------------------- decisions by hand
+
+-- name: cancel
+-- The locking look says what the row was at the moment of the decision; a plain look said `ready` for a row that was running.
+with seen as materialized (
+  select id, status, locked_by, epoch, started_at from jobqueue.job where id = %(id)s for no key update),
+cancelled as (
+  update jobqueue.job j set
+    status = 'cancelled', finished_at = jobqueue.now(), locked_by = null, locked_until = null,
+    history = jobqueue.note(j.history, 'cancelled', j.locked_by, j.epoch, null),
+    history_trimmed = j.history_trimmed + (jsonb_array_length(j.history) >= 50)::int
+  from seen where j.id = seen.id and j.status in ('ready', 'running')
+  returning j.id)
+select seen.status, seen.locked_by, seen.epoch, seen.started_at, cancelled.id is not null as applied
+from seen left join cancelled using (id)
+
+-- name: cancel_type
+with seen as materialized (
+  select id from jobqueue.job where type = %(type)s and status in ('ready', 'running') order by id limit %(limit)s for no key update)
+update jobqueue.job j set
+  status = 'cancelled', finished_at = jobqueue.now(), locked_by = null, locked_until = null,
+  history = jobqueue.note(history, 'cancelled', locked_by, epoch, null),
+  history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
+where id = any (array(select id from seen)) and status in ('ready', 'running')
+returning id
+
+-- name: redrive
+with chosen as materialized (
+  select id from jobqueue.job
+  where status = any (%(statuses)s) and (%(ids)s::bigint[] is null or id = any (%(ids)s)) and (%(type)s::text is null or type = %(type)s)
+  order by id for no key update)
+update jobqueue.job set
+  status = 'ready', attempts = 0, lease_losses = 0, releases = 0, run_at = jobqueue.now(), finished_at = null,
+  history = jobqueue.note(history, 'redriven', null, epoch, null),
+  history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
+where id = any (array(select id from chosen)) and status = any (%(statuses)s)
+returning id
+
+-- name: pause_type
+insert into jobqueue.paused_type (type) values (%(type)s) on conflict (type) do nothing
+
+-- name: resume_type
+delete from jobqueue.paused_type where type = %(type)s
+
+-- name: archive
+-- FOR UPDATE, since it deletes. The key row stays, so the key stays used.
+with old as materialized (
+  select id from jobqueue.job
+  where finished_at <= jobqueue.now() - %(age)s::float8 * interval '1 second' and status = any (%(statuses)s)
+  limit %(limit)s for update skip locked),
+gone as (delete from jobqueue.job where id = any (array(select id from old)) returning *)
+insert into jobqueue.job_archive select * from gone returning id
+
+-- ---------------------------------------------------------------- reading
+
+-- name: job
+select *, false as archived from jobqueue.job where id = %(id)s
+union all
+select *, true as archived from jobqueue.job_archive where id = %(id)s
+
+-- name: dead_letters
+select *, false as archived from jobqueue.job
+where status in ('failed', 'dead') and (%(type)s::text is null or type = %(type)s)
+order by finished_at desc, id desc limit %(limit)s
+
+-- name: type_is_paused
+select at from jobqueue.paused_type where type = %(type)s
+
+-- name: database_now
+select jobqueue.now()
+
+-- ---------------------------------------------------------------- effects and incidents
+
+-- name: effect
+-- The fence first, then the key: an effect is recorded only under an authority that still stands, in the handler's transaction.
+with mine as (
+  select id from jobqueue.job
+  where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s for no key update)
+insert into jobqueue.effect (key, job_id, epoch) select %(key)s, id, %(epoch)s from mine on conflict (key) do nothing returning key
+
+-- name: effect_known
+select job_id, epoch from jobqueue.effect where key = %(key)s
+
+-- name: incidents
+insert into jobqueue.incident (name, type, n)
+select * from unnest(%(names)s::text[], %(types)s::text[], %(counts)s::bigint[])
+
+-- ---------------------------------------------------------------- install
+
+-- name: install_lock
+select pg_advisory_xact_lock(hashtextextended('jobqueue.install', 0))
+
+-- name: installed
+select to_regclass('jobqueue.meta') is not null as present
+
+-- name: meta
+select schema_version, virtual from jobqueue.meta
+
+-- name: set_meta
+insert into jobqueue.meta (schema_version, virtual) values (%(version)s, %(virtual)s)
+on conflict ((true)) do update set schema_version = excluded.schema_version, virtual = excluded.virtual
+
+-- name: schema_exists
+select exists (select from pg_namespace where nspname = 'jobqueue')
+
+-- name: uninstall
+drop schema if exists jobqueue cascade
+
+-- ---------------------------------------------------------------- measures
+
+-- name: snapshot
+-- Ages of due rows from run_at, never from created_at; a type with ready rows of which none is due has age 0.
+with ready as (
+  select type, count(*) filter (where run_at <= jobqueue.now()) as due, count(*) filter (where run_at > jobqueue.now()) as future,
+         count(*) filter (where attempts > 0) as retrying,
+         coalesce(extract(epoch from jobqueue.now() - min(run_at) filter (where run_at <= jobqueue.now())), 0)::float8 as age
+  from jobqueue.job where status = 'ready' group by type),
+running as (select type, count(*) as n from jobqueue.job where status = 'running' group by type),
+dead as (select type, count(*) as n from jobqueue.job where status in ('failed', 'dead') group by type)
+select jobqueue.now() as at,
+  (select coalesce(sum(due), 0) from ready)::bigint as due, (select coalesce(sum(future), 0) from ready)::bigint as future,
+  (select coalesce(sum(due + future), 0) from ready)::bigint as ready, (select coalesce(sum(retrying), 0) from ready)::bigint as retrying,
+  (select coalesce(jsonb_object_agg(type, n), '{}') from running) as running,
+  (select coalesce(jsonb_object_agg(type, n), '{}') from dead) as dead,
+  (select coalesce(jsonb_object_agg(type, age), '{}') from ready) as oldest_ready_age_seconds,
+  (select count(*) from jobqueue.job where status = 'done' and finished_at > jobqueue.now() - interval '1 minute') as done_per_minute,
+  (select coalesce(sum(missed_slots), 0) from jobqueue.schedule)::bigint as missed_slots

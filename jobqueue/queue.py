@@ -1,0 +1,425 @@
+"""The verbs of the table queue: one method, one statement, and an Outcome where a lease is asked about."""
+
+import random
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any, Iterable, Sequence
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import dict_row
+
+from . import limits
+from .backoff import Backoff
+from .errors import InfrastructureError, InvalidInput, JobQueueError, translate
+from .installation import install, uninstall
+from .model import Cancellation, Claim, Empty, Enqueued, Job, Lease, Reaped, job_from
+from .outcome import AGAIN, STALE, Outcome, Sight, decide
+from .sql import SQL
+
+TERMINAL = ("done", "failed", "dead", "cancelled")
+_DEFAULT_BACKOFF = Backoff()
+_SENDS = 3  # a statement is sent again twice where the row is still the lease's; then something holds it that we can't see
+
+
+class Queue:
+    """A table queue over one psycopg connection; not for use by several threads at once.
+
+    On an autocommit connection, outside a block, each method is its own transaction; otherwise it runs in the caller's and
+    counts when the caller commits. `claim` and `adopt` always commit by themselves and refuse inside a transaction.
+    All methods raise InvalidInput (bad arguments, before any SQL), InfrastructureError (ask again later) or JobQueueError.
+    """
+
+    def __init__(self, conn: psycopg.Connection, *, rng: random.Random | None = None):
+        self.conn = conn
+        self.rng = rng or random.Random()
+
+    def install(self, *, virtual: bool = False, roles: bool = False) -> None:
+        """Creates or upgrades the schema; idempotent, safe when many start at once. virtual=True is for the lab."""
+        with translated(self.conn):
+            install(self.conn, virtual=virtual, roles=roles)
+
+    def uninstall(self) -> None:
+        """Drops the schema `jobqueue` with everything in it."""
+        with translated(self.conn):
+            uninstall(self.conn)
+
+    # ------------------------------------------------------------ enqueue
+
+    def enqueue(
+        self,
+        type: str,
+        payload: Any = None,
+        *,
+        key: str | None = None,
+        run_at: datetime | None = None,
+        delay_seconds: float | None = None,
+        max_attempts: int = 5,
+    ) -> Enqueued:
+        """Adds a job; the same key again is a no-op that returns the first job's id (and whether type and payload match)."""
+        job = _checked_job(type, payload, key, run_at, delay_seconds, max_attempts)
+        with translated(self.conn):
+            if key is None:
+                return Enqueued(self._value(SQL.enqueue, job), True)
+            for _ in range(_SENDS):
+                created = self._row(SQL.enqueue_keyed, job)
+                if created:
+                    return Enqueued(created[0], True)
+                known = self._row(SQL.key_look, job)
+                if known:
+                    return Enqueued(known[0], False, known[1])
+        raise InfrastructureError(f"the key {key!r} comes and goes: another transaction is pruning it, try again")
+
+    def enqueue_many(self, jobs: Iterable[dict[str, Any]]) -> list[Enqueued]:
+        """Adds jobs (dicts with the arguments of `enqueue`) in one statement; answers in input order."""
+        checked = [_checked_entry(place, job) for place, job in enumerate(jobs)]
+        results: dict[int, Enqueued] = {}
+        with translated(self.conn):
+            for _ in range(_SENDS):
+                open_places = [place for place in range(len(checked)) if place not in results]
+                if not open_places:
+                    break
+                self._enqueue_batch(checked, open_places, results)
+        if len(results) < len(checked):
+            raise InfrastructureError("some keys come and go: another transaction is pruning them, try again")
+        return [results[place] for place in range(len(checked))]
+
+    def _enqueue_batch(self, checked: list[dict], places: list[int], results: dict[int, Enqueued]) -> None:
+        columns = _columns([checked[place] for place in places])
+        for ord_, id_ in self._rows(SQL.enqueue_many, columns):
+            results[places[ord_ - 1]] = Enqueued(id_, True)
+        if any(place not in results for place in places):
+            for ord_, id_, matches in self._rows(SQL.key_look_many, columns):
+                results.setdefault(places[ord_ - 1], Enqueued(id_, False, matches))
+
+    # ------------------------------------------------------------ claim
+
+    def claim(
+        self, owner: str, *, limit: int = 1, lease_seconds: float = 30, types: Sequence[str] | None = None, ahead: int = 0
+    ) -> Claim:
+        """Up to `limit` due jobs under a lease, oldest first (types=None: of any type); committed when this returns.
+
+        ahead: so many of them are for later and not for a free slot: they are never a last attempt, nor a job that has lost
+        a lease, because a crash of this process takes everything that it holds with it.
+        """
+        limit, owner = limits.batch(limit), limits.owner(owner)
+        asked = {"limit": limit, "slots": limit - limits.integer(ahead, "ahead", 0, limit), "owner": owner}
+        asked |= {"lease": limits.lease_seconds(lease_seconds), "types": limits.types(types)}
+        with translated(self.conn), self._own_transaction("claim"):
+            if asked["types"] is None:
+                asked["types"] = [row[0] for row in self._rows(SQL.ready_types, {})]
+            rows = self._rows(SQL.claim, asked)
+            if rows:
+                return Claim(tuple(_lease(row) for row in sorted(rows, key=lambda row: (row[9], row[0]))))
+            locked, next_run_at = self._row(SQL.why_empty, asked)
+        reason = Empty.LOCKED if locked else Empty.NOT_DUE if next_run_at else Empty.NONE
+        return Claim((), reason, next_run_at)
+
+    def adopt(self, job_id: int, owner: str, *, lease_seconds: float = 30) -> Lease | None:
+        """Takes over one job whose lease has ended and which has an attempt left; None where that does not hold."""
+        asked = {"id": limits.job_id(job_id), "owner": limits.owner(owner), "lease": limits.lease_seconds(lease_seconds)}
+        with translated(self.conn), self._own_transaction("adopt"):
+            row = self._row(SQL.adopt, asked)
+        return _lease(row) if row else None
+
+    @contextmanager
+    def _own_transaction(self, verb: str):
+        """Claims commit by themselves: after a caller's rollback the same epoch would be handed out twice."""
+        if self.conn.info.transaction_status != TransactionStatus.IDLE:
+            raise JobQueueError(f"{verb} refuses to join the open transaction: its epoch must be committed before work starts")
+        if self.conn.autocommit:
+            yield
+        else:
+            with self.conn.transaction():
+                yield
+
+    # ------------------------------------------------------------ what a lease can do
+
+    def heartbeat(self, lease: Lease, *, lease_seconds: float = 30) -> Outcome:
+        """Renews the lease to now + lease_seconds, never to less than it has; accepted after expiry while nobody took over."""
+        return self._transition("heartbeat", lease, SQL.heartbeat, lease=limits.lease_seconds(lease_seconds))
+
+    def heartbeat_many(self, leases: Sequence[Lease], *, lease_seconds: float | Sequence[float] = 30) -> list[Outcome]:
+        """One statement for all (lease_seconds: one for all, or one each); never waits: HELD means locked, send again."""
+        each = [lease_seconds] * len(leases) if isinstance(lease_seconds, (int, float)) else list(lease_seconds)
+        if len(each) != len(leases):
+            raise InvalidInput(f"lease_seconds has {len(each)} entries for {len(leases)} leases")
+        return self._many("heartbeat", leases, SQL.heartbeat_many, seconds=[limits.lease_seconds(one) for one in each])
+
+    def complete(self, lease: Lease, *, strict: bool = False) -> Outcome:
+        """The job is done. strict=True: only while the lease is in force, decided after any lock wait."""
+        if not strict:
+            return self._transition("complete", lease, SQL.complete)
+        return self._transition("strict complete", lease, SQL.complete_strict)
+
+    def complete_many(self, leases: Sequence[Lease]) -> list[Outcome]:
+        """One statement for all; never waits: HELD means that the row is locked by another transaction, send again."""
+        return self._many("complete", leases, SQL.complete_many)
+
+    def fail(
+        self,
+        lease: Lease,
+        error: str | BaseException,
+        *,
+        delay_seconds: float | None = None,
+        permanent: bool = False,
+        backoff: Backoff = _DEFAULT_BACKOFF,
+    ) -> Outcome:
+        """This attempt failed: back to ready after the backoff, `dead` without attempts left, `failed` when permanent."""
+        return self.fail_and_tell(lease, error, delay_seconds=delay_seconds, permanent=permanent, backoff=backoff)[0]
+
+    def fail_and_tell(self, lease, error, *, delay_seconds=None, permanent=False, backoff=_DEFAULT_BACKOFF):
+        """As `fail`; also the status that this call gave the job (None where it changed nothing)."""
+        given = backoff.delay(lease.attempt, self.rng) if delay_seconds is None else limits.delay_seconds(delay_seconds)
+        verb = "fail permanently" if permanent else "fail"
+        told: list = []
+        outcome = self._transition(
+            verb, lease, SQL.fail, told, error=limits.error_text(error), delay=given, permanent=bool(permanent)
+        )
+        return outcome, told[0][0] if told else None
+
+    def release(self, lease: Lease, reason: str, *, delay_seconds: float = 0, counted: bool = True) -> Outcome:
+        """Gives the job and its attempt back: trouble of the infrastructure, or a shutdown; for work that did not finish."""
+        given = {"reason": limits.error_text(reason), "delay": limits.delay_seconds(delay_seconds), "counted": bool(counted)}
+        return self._transition("release", lease, SQL.release, **given)
+
+    def publish(self, lease: Lease, name: str, digest: str) -> Outcome:
+        """Makes a candidate the job's result, while the lease is in force, decided after any lock wait; once an epoch."""
+        candidate = _checked_candidate(name, digest)
+        return self._transition("publish", lease, SQL.publish, candidate=candidate, name=name, digest=digest)
+
+    def reconcile(self, lease: Lease, *, name: str | None = None, digest: str | None = None) -> Outcome:
+        """What became of this lease, without changing anything (as complete; with a candidate, as publish).
+
+        HELD: still running and mine, nothing recorded. Advice only: a lost COMMIT may land later; a resend is exact.
+        """
+        candidate = None if name is None and digest is None else _checked_candidate(name, digest)
+        verb = "publish" if candidate else "complete"
+        with translated(self.conn):
+            found = self._decided(verb, lease, self._sights([lease.id]).get(lease.id), candidate)
+        return Outcome.HELD if found is AGAIN else found
+
+    def _transition(self, verb, job_lease, statement, told=None, *, candidate=None, **given) -> Outcome:
+        asked = given | {"id": job_lease.id, "owner": job_lease.owner, "epoch": job_lease.epoch}
+        with translated(self.conn):
+            for _ in range(_SENDS):
+                rows = self._sent(verb, statement, asked)
+                if rows:
+                    if told is not None:
+                        told.extend(rows)
+                    return Outcome.APPLIED
+                found = self._decided(verb, job_lease, self._sights([job_lease.id]).get(job_lease.id), candidate)
+                if found is not AGAIN:
+                    return found
+        raise InfrastructureError(f"job {job_lease.id} is this lease's, but the database will not let it {verb}: try again")
+
+    def _sent(self, verb: str, statement: str, asked: dict) -> list:
+        """One statement; a verb that needs a lease in force locks first, so that its clock is from after any wait."""
+        if verb not in ("publish", "strict complete"):
+            return self._rows(statement, asked)
+        with self.conn.transaction():
+            self._rows(SQL.lease_lock, asked)
+            return self._rows(statement, asked)
+
+    def _many(self, verb: str, leases: Sequence[Lease], statement: str, **columns) -> list[Outcome]:
+        if not leases:
+            return []
+        ids = [lease.id for lease in leases]
+        asked = {"ids": ids, "owners": [lease.owner for lease in leases], "epochs": [lease.epoch for lease in leases]}
+        with translated(self.conn):
+            hit = {tuple(row[:2]) for row in self._rows(statement, asked | columns)}
+            missed = [lease.id for lease in leases if (lease.id, lease.epoch) not in hit]
+            sights = self._sights(missed) if missed else {}
+        return [self._answer(verb, lease, hit, sights) for lease in leases]
+
+    def _answer(self, verb: str, lease: Lease, hit: set, sights: dict) -> Outcome:
+        if (lease.id, lease.epoch) in hit:
+            return Outcome.APPLIED
+        found = self._decided(verb, lease, sights.get(lease.id), None)
+        return Outcome.HELD if found is AGAIN else found
+
+    def _sights(self, ids: list[int]) -> dict[int, Sight]:
+        with self.conn.cursor(row_factory=dict_row) as cursor:
+            rows = cursor.execute(SQL.look, {"ids": ids}).fetchall()
+        return {row.pop("id"): Sight(**row) for row in rows}
+
+    def _decided(self, verb: str, lease: Lease, sight: Sight | None, candidate):
+        found = decide(verb, lease.owner, lease.epoch, sight, candidate)
+        if found is STALE or (sight is None and self._value(SQL.isolation, {})):
+            raise InfrastructureError(
+                f"this transaction's snapshot is older than the lease on job {lease.id}: ask in a transaction of its own"
+            )
+        return found
+
+    # ------------------------------------------------------------ reap
+
+    def reap(self, *, limit: int = 100, backoff: Backoff = _DEFAULT_BACKOFF) -> list[Reaped]:
+        """Takes ended leases away, at most `limit`; rows that other transactions hold are left for the next pass."""
+        return self.reap_by_type(limit=limit, backoff_of=lambda type: backoff)
+
+    def reap_by_type(self, *, limit: int, backoff_of) -> list[Reaped]:
+        """As `reap`, with a backoff for each type: backoff_of(type) -> Backoff."""
+        limit = limits.batch(limit)
+        with translated(self.conn), self.conn.transaction():
+            expired = self._rows(SQL.expired, {"limit": limit, "ids": None})
+            if not expired:
+                return []
+            delays = [backoff_of(row[1]).delay(row[4], self.rng) for row in expired]
+            given = {"ids": [row[0] for row in expired], "delays": delays}
+            status = {row[0]: row[1] for row in self._rows(SQL.reap, given)}
+        return [Reaped(*row[:4], status[row[0]]) for row in expired if row[0] in status]
+
+    # ------------------------------------------------------------ decisions by hand
+
+    def cancel(self, job_id: int) -> Cancellation:
+        """Cancels a ready or running job; says what is blocked from now on and what may already have happened."""
+        asked = {"id": limits.job_id(job_id)}
+        with translated(self.conn):
+            row = self._row(SQL.cancel, asked)
+            job = None if row else self.get(job_id)
+        if row is None:
+            return _not_cancelled(job_id, job.status if job else None)
+        status, owner, epoch, started_at, applied = row
+        return _cancelled(job_id, status, owner, epoch, started_at) if applied else _not_cancelled(job_id, status)
+
+    def cancel_type(self, type: str) -> int:
+        """Cancels every ready and running job of a type, in batches; returns how many."""
+        asked = {"type": limits.job_type(type), "limit": limits.BATCH}
+        with translated(self.conn):
+            return sum(iter(lambda: len(self._rows(SQL.cancel_type, asked)), 0))
+
+    def redrive(
+        self, job_ids: Sequence[int] | None = None, *, type: str | None = None, cancelled: bool = False
+    ) -> list[int]:
+        """Dead letters (on request cancelled jobs, too) back to ready with all their attempts; returns the ids changed."""
+        if job_ids is None and type is None:
+            raise InvalidInput("redrive needs job_ids or type: it never redrives everything by accident")
+        asked = {
+            "ids": None if job_ids is None else [limits.job_id(one) for one in job_ids],
+            "type": None if type is None else limits.job_type(type),
+            "statuses": ["dead", "failed"] + ["cancelled"] * bool(cancelled),
+        }
+        with translated(self.conn):
+            return sorted(row[0] for row in self._rows(SQL.redrive, asked))
+
+    def pause_type(self, type: str) -> None:
+        """Jobs of this type are not claimed any more until resumed; running ones go on."""
+        with translated(self.conn):
+            self.conn.execute(SQL.pause_type, {"type": limits.job_type(type)})
+
+    def resume_type(self, type: str) -> None:
+        with translated(self.conn):
+            self.conn.execute(SQL.resume_type, {"type": limits.job_type(type)})
+
+    def archive(self, *, older_than_seconds: float, statuses: Sequence[str] = ("done",), limit: int = 1000) -> int:
+        """Moves at most `limit` rows that finished so long ago to job_archive; their keys stay used. Returns how many."""
+        unknown = set(statuses) - set(TERMINAL)
+        if isinstance(statuses, str) or unknown:
+            raise InvalidInput(f"statuses must be some of {', '.join(TERMINAL)}, not {statuses!r}")
+        asked = {"age": limits.delay_seconds(older_than_seconds, "older_than_seconds"), "statuses": list(statuses)}
+        with translated(self.conn):
+            return len(self._rows(SQL.archive, asked | {"limit": limits.batch(limit)}))
+
+    # ------------------------------------------------------------ reading
+
+    def get(self, job_id: int) -> Job | None:
+        """The row, live or archived."""
+        jobs = self._jobs(SQL.job, {"id": limits.job_id(job_id)})
+        return jobs[0] if jobs else None
+
+    def dead_letters(self, *, type: str | None = None, limit: int = 100) -> list[Job]:
+        """Live rows that are dead or failed, the newest first."""
+        asked = {"type": None if type is None else limits.job_type(type), "limit": limits.batch(limit)}
+        return self._jobs(SQL.dead_letters, asked)
+
+    def explain(self, job_id: int) -> str:
+        """The whole story of one row in plain sentences."""
+        from .story import tell
+
+        job = self.get(job_id)
+        if job is None:
+            return f"Job {job_id} is unknown here: it was never enqueued, was rolled back, or its archive row has been pruned."
+        with translated(self.conn):
+            now = self._value(SQL.database_now, {})
+            paused = self._row(SQL.type_is_paused, {"type": job.type}) is not None
+        return tell(job, now, paused=paused)
+
+    def _jobs(self, statement: str, asked: dict) -> list[Job]:
+        with translated(self.conn), self.conn.cursor(row_factory=dict_row) as cursor:
+            return [job_from(row) for row in cursor.execute(statement, asked).fetchall()]
+
+    def _rows(self, statement: str, asked: dict) -> list:
+        with self.conn.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+            return cursor.execute(statement, asked).fetchall()
+
+    def _row(self, statement: str, asked: dict):
+        rows = self._rows(statement, asked)
+        return rows[0] if rows else None
+
+    def _value(self, statement: str, asked: dict):
+        return self._rows(statement, asked)[0][0]
+
+
+@contextmanager
+def translated(conn: psycopg.Connection):
+    """Errors of psycopg leave as the queue's own, with the cause kept."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(error, conn) from error
+
+
+def _lease(row) -> Lease:
+    slot = row[8] and row[8].astimezone(timezone.utc)  # two instants of a fold are equal in any other zone
+    return Lease(*row[:8], slot)
+
+
+def _checked_job(type, payload, key, run_at, delay_seconds, max_attempts) -> dict[str, Any]:
+    if run_at is not None and delay_seconds is not None:
+        raise InvalidInput("give run_at or delay_seconds, not both")
+    return {
+        "type": limits.job_type(type),
+        "payload": limits.payload(payload),
+        "key": limits.key(key),
+        "run_at": None if run_at is None else limits.instant(run_at, "run_at"),
+        "delay": limits.delay_seconds(0 if delay_seconds is None else delay_seconds),
+        "max_attempts": limits.max_attempts(max_attempts),
+    }
+
+
+_ENTRY = {"type", "payload", "key", "run_at", "delay_seconds", "max_attempts"}
+
+
+def _checked_entry(place: int, entry: dict[str, Any]) -> dict[str, Any]:
+    try:
+        if not isinstance(entry, dict) or "type" not in entry or not _ENTRY >= set(entry):
+            raise InvalidInput(f"needs a dict with `type` and at most {', '.join(sorted(_ENTRY))}, not {entry!r:.200}")
+        defaults = {"payload": None, "key": None, "run_at": None, "delay_seconds": None, "max_attempts": 5}
+        return _checked_job(**(defaults | entry))
+    except InvalidInput as error:
+        raise InvalidInput(f"jobs[{place}]: {error}") from None
+
+
+def _columns(jobs: list[dict[str, Any]]) -> dict[str, list]:
+    names = {"type": "types", "payload": "payloads", "key": "keys", "run_at": "run_ats", "delay": "delays"}
+    names["max_attempts"] = "max_attempts"
+    return {column: [job[name] for job in jobs] for name, column in names.items()}
+
+
+def _checked_candidate(name, digest) -> tuple[str, str]:
+    return limits.text(name, "name", limits.NAME_BYTES), limits.text(digest, "digest", limits.NAME_BYTES)
+
+
+def _cancelled(job_id: int, status: str, owner: str | None, epoch: int, started_at) -> Cancellation:
+    blocked = f"Job {job_id} is cancelled; it will not be claimed, completed, failed, released or published from now on."
+    if status == "ready":
+        return Cancellation(status, "cancelled", f"{blocked} It was not running at that moment.")
+    since = started_at.strftime("%Y-%m-%d %H:%M:%S %Z")
+    may = f"It was running: {owner} has held epoch {epoch} since {since}, and effects outside this database may already"
+    return Cancellation(status, "cancelled", f"{blocked} {may} have happened; its handler hears of it at its next heartbeat.")
+
+
+def _not_cancelled(job_id: int, status: str | None) -> Cancellation:
+    if status is None:
+        return Cancellation(None, None, f"Job {job_id} is unknown: nothing was changed.")
+    return Cancellation(status, status, f"Job {job_id} was already {status}: nothing was changed.")

@@ -200,7 +200,7 @@ def _plan(found: binaries.Binaries, home: Path, fresh: bool, settings: Mapping[s
         shutil.chown(root, user)
     sockets = f"/tmp/jobqueue-{os.geteuid()}-{sha256(os.fsencode(root)).hexdigest()[:12]}"
     return keeper.Plan(root=str(root), sockets=sockets, binaries=str(found.folder), user=user, lasting=not fresh,
-                       dsn=f"postgresql://postgres@/postgres?host={sockets}",
+                       dsn=f"postgresql://postgres@/postgres?host={sockets}&port={keeper.PORT}",
                        settings=tuple(f"{key}={value}" for key, value in {**SETTINGS, **settings}.items()))
 
 
@@ -220,14 +220,16 @@ def _remove_abandoned(root: Path) -> None:
 
 
 def _home() -> Path:
-    """Where servers live: the cache folder, on a real disk; the temporary one where there is no home."""
-    for folder in (_cache(), Path(tempfile.gettempdir(), f"jobqueue-{os.geteuid()}")):
+    """Where servers live: JOBQUEUE_LAB_HOME, or the cache folder, or the temporary one where there is no home."""
+    given = os.environ.get("JOBQUEUE_LAB_HOME")
+    wanted = [Path(given).absolute()] if given else [_cache(), Path(tempfile.gettempdir(), f"jobqueue-{os.geteuid()}")]
+    for folder in wanted:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK | os.X_OK):
                 folder.chmod(0o711)  # ours; passable for the unprivileged user that root becomes
                 return folder
-    raise DatabaseError(f"no folder to keep a server in: neither {_cache()} nor the temporary one can be written")
+    raise DatabaseError(f"no folder for a server: {' and '.join(map(str, wanted))} cannot be made or belongs to another")
 
 
 def _cache() -> Path:

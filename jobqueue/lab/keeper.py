@@ -34,6 +34,7 @@ SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.S
 DOWN, STARTING, UP, STOPPING = "down", "starting", "up", "stopping"
 READY = "ready"  # in line 8 of postmaster.pid, as pg_ctl reads it; "starting" lasts through crash recovery
 LOCALE = "C.UTF-8"
+PORT = 5432  # only part of the socket's name: each server has a folder of its own
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,8 @@ def make_cluster(plan: Plan) -> None:
 
 def launch(plan: Plan) -> subprocess.Popen[bytes]:
     settings = [part for setting in plan.settings for part in ("-c", setting)]
-    command = [str(Path(plan.binaries, "postgres")), "-D", str(plan.data), "-k", plan.sockets, "-h", "", *settings]
+    command = [str(Path(plan.binaries, "postgres")), "-D", str(plan.data), "-k", plan.sockets, "-h", "",
+               "-p", str(PORT), *settings]
     with Path(plan.root, "server.log").open("ab") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=plan.root,
                                 env=environment(), start_new_session=True, **plan.identity())

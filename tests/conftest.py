@@ -1,0 +1,138 @@
+"""One PostgreSQL server a test run, a database of its own for each test, cloned from an installed template."""
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+os.environ.pop("JOBQUEUE_DSN", None)  # tests never touch somebody's database
+HOME = tempfile.mkdtemp(prefix="jobqueue-tests-", dir="/var/tmp" if os.path.isdir("/var/tmp") else None)
+os.environ["JOBQUEUE_LAB_HOME"] = HOME
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the long tests and those in a browser, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all"):
+        for item in items:
+            for name in ("long", "browser"):
+                if item.get_closest_marker(name):
+                    item.add_marker(pytest.mark.skip(reason=f"{name}: runs with --all"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("browser"):
+        from helpers import CHROMIUM
+
+        pytest.importorskip("playwright", reason="the extra `browser` is not installed")
+        if CHROMIUM is None:
+            pytest.skip("there is no Chromium on this machine")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(HOME, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """At the end of the run no server, keeper, worker or kernel of it is alive: ten seconds are promised."""
+    from helpers import processes_of, wait_until
+
+    yield
+    try:
+        wait_until(lambda: not processes_of(HOME), 12, "the end of everything that the tests started")
+    except AssertionError:
+        left = [f"{process.pid} {' '.join(process.cmdline())[:200]}" for process in processes_of(HOME)]
+        pytest.fail("left behind: " + "; ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def server(nothing_left_behind: None) -> Iterator[object]:
+    """A started `database.Server`; don't stop it, others use it: a fault needs a server of its own."""
+    from jobqueue.lab import database
+
+    with database.Server() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def template(server) -> Iterator[str]:
+    with _installed(server, virtual=False) as name:
+        yield name
+
+
+@pytest.fixture(scope="session")
+def virtual_template(server) -> Iterator[str]:
+    with _installed(server, virtual=True) as name:
+        yield name
+
+
+@pytest.fixture
+def dsn(server, template: str) -> Iterator[str]:
+    """A fresh database with schema `jobqueue` on the database's clock."""
+    from jobqueue.lab import database
+
+    with database.scratch(server.dsn, template=template) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def conn(dsn: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def queue(conn):
+    from jobqueue import Queue
+
+    return Queue(conn)
+
+
+@pytest.fixture
+def virtual_dsn(server, virtual_template: str) -> Iterator[str]:
+    """A fresh database with schema `jobqueue` on virtual time: each connection needs a VirtualClock."""
+    from jobqueue.lab import database
+
+    with database.scratch(server.dsn, template=virtual_template) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def virtual_conn(virtual_dsn: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(virtual_dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def clock(virtual_conn):
+    from jobqueue.lab.clock import VirtualClock
+
+    return VirtualClock(virtual_conn)
+
+
+@pytest.fixture
+def virtual_queue(virtual_conn, clock):
+    from jobqueue import Queue
+
+    return Queue(virtual_conn)
+
+
+@contextmanager
+def _installed(server, *, virtual: bool) -> Iterator[str]:
+    """Name of a database to clone from; nobody may be connected to it then."""
+    from jobqueue import Queue
+    from jobqueue.lab import database
+
+    with database.scratch(server.dsn) as fresh:
+        with psycopg.connect(fresh, autocommit=True) as connection:
+            Queue(connection).install(virtual=virtual)
+            name = connection.info.dbname
+        yield name

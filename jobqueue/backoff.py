@@ -9,7 +9,7 @@ from .errors import InvalidInput
 SHAPES = ("constant", "linear", "exponential")
 JITTERS = ("none", "full", "equal", "decorrelated")
 MOST_FACTOR = 1_000_000
-CHAIN_LINKS = 64  # a decorrelated delay forgets its start long before: E[d] grows by 1.5 a link until the ceiling stops it
+CHAIN_LINKS = 64  # E[d] grows by 1.5 a link: after 64 it has passed any ceiling that differs from its base in earnest
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,9 @@ class Backoff:
 
     Shapes: constant d = base; linear d = base·k; exponential d = base·factor^(k−1).
     Jitters: none d (mean d); full U(0, d) (mean d/2); equal d/2 + U(0, d/2) (mean 3d/4); decorrelated
-    dₖ = min(ceiling, U(base, 3·dₖ₋₁)) with d₀ = base, whatever the shape and the factor (mean, while the ceiling is far:
-    base·(2·1.5ᵏ − 1)). Nothing is remembered between attempts, so its chain is redrawn from attempt 1, at most 64 links.
+    dₖ = min(ceiling, U(base, 3·dₖ₋₁)) with d₀ = base, whatever the shape and the factor (mean, while the
+    ceiling is far: base·(2·1.5ᵏ − 1)). Nothing is remembered between attempts, so its chain is redrawn from
+    attempt 1, at most 64 links.
 
     Source of the jitters: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     Raises InvalidInput (a ValueError) for an unknown shape or jitter and for numbers out of bounds.
@@ -44,7 +45,7 @@ class Backoff:
             )
 
     def delay(self, attempt: int, rng: random.Random) -> float:
-        """Seconds to wait after `attempt` (1 is the first), in floor..ceiling; the same rng state gives the same delay."""
+        """Seconds to wait after `attempt` (1 is the first), floor..ceiling; the same rng state gives the same delay."""
         limits.integer(attempt, "attempt", 1, 2**31 - 1)
         if not isinstance(rng, random.Random):
             raise InvalidInput(f"rng must be a random.Random, not {type(rng).__name__}")
@@ -67,7 +68,7 @@ class Backoff:
             return self.base_seconds * attempt
         try:
             return self.base_seconds * float(self.factor) ** (attempt - 1)
-        except OverflowError:  # 2.0 ** 1024 and beyond: the ceiling was passed long ago, unless there is nothing to grow
+        except OverflowError:  # 2.0 ** 1024: the ceiling was passed long ago, unless there is nothing to grow
             return self.ceiling_seconds if self.base_seconds else 0.0
 
     def _decorrelated(self, attempt: int, rng: random.Random) -> float:

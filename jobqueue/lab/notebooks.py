@@ -1,0 +1,95 @@
+"""Executes notebooks without a browser, each in a fresh kernel: `python -m jobqueue.lab.notebooks [--write] [NAME …]`."""
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+from jobqueue.errors import JobQueueError
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS, EXPORTS = ROOT / "notebooks", ROOT / "data" / "exports"
+CELL_SECONDS = 300.0
+ERROR_CHARACTERS = 4000
+
+
+class NotebookFailed(JobQueueError):
+    """A cell of a notebook raised, or took too long; the message names the notebook and shows the end of the trace."""
+
+
+def execute(path: Path, *, parameters: Mapping[str, object] | None = None,
+            cell_seconds: float = CELL_SECONDS) -> nbformat.NotebookNode:
+    """The notebook with its outputs, run top to bottom in its own folder; the file is not touched.
+
+    parameters: assigned after the cell tagged `parameters`, by name.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    if parameters:
+        _assign(notebook, path.name, parameters)
+    client = NotebookClient(notebook, timeout=cell_seconds, kernel_name="python3", store_widget_state=False,
+                            resources={"metadata": {"path": str(path.parent)}})
+    try:
+        client.execute()
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        raise NotebookFailed(f"{path.name}: {str(error)[-ERROR_CHARACTERS:]}") from None
+    return notebook
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    chosen = _chosen(options.names)
+    if not chosen:
+        print("no notebooks found", file=sys.stderr)
+        return 1
+    failures = [path for path in chosen if not _run(path, options.write)]
+    print(f"{len(chosen) - len(failures)} of {len(chosen)} notebooks ran; charts are in {EXPORTS.relative_to(ROOT)}/")
+    return 1 if failures else 0
+
+
+def _run(path: Path, write: bool) -> bool:
+    began, clock = time.time(), time.monotonic()
+    try:
+        notebook = execute(path)
+    except NotebookFailed as error:
+        print(f"{path.stem}: failed after {time.monotonic() - clock:.1f} s\n{error}", file=sys.stderr, flush=True)
+        return False
+    if write:
+        nbformat.write(notebook, path)
+    made = sorted(file.name for file in EXPORTS.rglob("*") if file.is_file() and file.stat().st_mtime >= began)
+    print(f"{path.stem}: {time.monotonic() - clock:.1f} s, {len(made)} files exported", flush=True)
+    return True
+
+
+def _assign(notebook: nbformat.NotebookNode, name: str, parameters: Mapping[str, object]) -> None:
+    place = next((index for index, cell in enumerate(notebook.cells) if "parameters" in _tags(cell)), None)
+    if place is None:
+        raise NotebookFailed(f"{name} has no cell tagged `parameters`")
+    lines = [f"{key} = {value!r}" for key, value in parameters.items()]
+    notebook.cells.insert(place + 1, nbformat.v4.new_code_cell("\n".join(lines)))
+
+
+def _tags(cell: Any) -> Sequence[str]:
+    return cell.metadata.get("tags", ())
+
+
+def _chosen(names: Sequence[str]) -> list[Path]:
+    found = sorted(NOTEBOOKS.glob("*.ipynb"))
+    return [path for path in found if not names or any(path.stem.startswith(Path(name).stem) for name in names)]
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="run notebooks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only those whose name begins so, e.g. 00")
+    parser.add_argument("--write", action="store_true", help="keep the outputs in the notebook files")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

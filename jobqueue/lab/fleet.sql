@@ -1,0 +1,14 @@
+-- What a fleet asks the database about its workers. Sessions are told apart by application_name: a worker's is its owner.
+
+-- name: sessions
+select application_name, count(*) from pg_stat_activity where application_name = any(%(owners)s) group by application_name
+
+-- name: cut
+-- The backends end as by an administrator's command: 57P01 for the worker, which reconnects.
+select count(*) from pg_stat_activity where application_name = %(owner)s and pg_terminate_backend(pid)
+
+-- name: is_installed
+select to_regclass('jobqueue.job') is not null
+
+-- name: unfinished
+select count(*) from jobqueue.job where id = any(%(ids)s) and status in ('ready', 'running')

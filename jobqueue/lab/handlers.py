@@ -1,0 +1,90 @@
+"""Handlers for real workers in the lab: they run for as long as the payload says, fail, kill their process, leave effects.
+
+    payload   {"seconds": 1.5, "outcome": "done" | "failed", "failing": 0.1, "stubborn": true, "record": true}, each optional
+    outcome   "failed": never succeeds (PermanentError)       failing   share of attempts that raise
+    stubborn  goes on after its authority is lost, as a handler that never looks does
+    record    a row in `jobqueue_lab.effect` for each of two destinations: one outside the database's authority, which takes
+              in whatever it is sent, and one inside the job's own transaction
+"""
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+
+import psycopg
+
+from .. import Handler, Lease, LeaseLost, PermanentError
+from ..sql import statements, text
+
+OUTSIDE, TRANSACTION = "outside", "transaction"
+SQL = statements(text("lab/effects.sql"))
+_TYPES, _LEASE = "JOBQUEUE_LAB_TYPES", "JOBQUEUE_LAB_LEASE_SECONDS"
+
+
+def environment(*, types: list[str] = (), lease_seconds: float = 30) -> dict[str, str]:
+    """For `Fleet(environment=…)`: further types to simulate, a workload's own for instance, and the lease of all."""
+    return {_TYPES: json.dumps(list(types)), _LEASE: str(lease_seconds)}
+
+
+def simulate(lease: Lease, context) -> None:
+    """Run for payload["seconds"], then end as the payload says."""
+    payload = lease.payload or {}
+    _pass_time(payload, context)
+    if payload.get("outcome") == "failed":
+        raise PermanentError("the payload says that it fails")
+    # Reproducible by job and attempt, so that a replay fails where it failed before.
+    if random.Random(f"{lease.id}/{lease.attempt}").random() < payload.get("failing", 0):
+        raise RuntimeError(f"attempt {lease.attempt} fails by chance")
+    if payload.get("record"):
+        record(lease, context)
+
+
+def slow(lease: Lease, context) -> None:
+    """A dependency that has become ten times slower, 10 s where the payload says nothing."""
+    payload = lease.payload or {}
+    _pass_time({**payload, "seconds": 10 * payload.get("seconds", 1)}, context)
+
+
+def poison(lease: Lease, context) -> None:
+    """Takes its whole process with it, as a segmentation fault or the out-of-memory killer does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stuck(lease: Lease, context) -> None:
+    """Never returns and listens to nobody: what `timeout_seconds` is for."""
+    threading.Event().wait()
+
+
+def record(lease: Lease, context) -> None:
+    """One row outside, which a repeated execution repeats; one inside, which is there once if the queue keeps its promise."""
+    row = {"job_id": lease.id, "epoch": lease.epoch, "owner": lease.owner}
+    with psycopg.connect(os.environ["JOBQUEUE_DSN"], autocommit=True) as conn:
+        conn.execute(SQL.record_effect, {**row, "destination": OUTSIDE})
+    if context.effect(f"lab/{lease.id}"):
+        context.connection.execute(SQL.record_effect, {**row, "destination": TRANSACTION})
+
+
+def prepare(conn: psycopg.Connection) -> None:
+    """Make the table that `record` writes to."""
+    conn.execute(SQL.prepare_effects)
+
+
+def _pass_time(payload: dict, context) -> None:
+    if payload.get("stubborn"):
+        time.sleep(payload.get("seconds", 0))
+    elif context.lost.wait(payload.get("seconds", 0)):
+        raise LeaseLost("told so while it was running")
+
+
+def _handlers() -> dict[str, Handler]:
+    lease_seconds = float(os.environ.get(_LEASE, 30))
+    simulated = dict.fromkeys(["job", *json.loads(os.environ.get(_TYPES, "[]"))], simulate)
+    known = {"slow": slow, "poison": poison, **simulated}
+    handlers = {type: Handler(fn, lease_seconds=lease_seconds) for type, fn in known.items()}
+    return {"stuck": Handler(stuck, lease_seconds=lease_seconds, timeout_seconds=2), **handlers}
+
+
+HANDLERS = _handlers()

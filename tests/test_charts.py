@@ -1,0 +1,366 @@
+"""Charts are asked what they show: titles computed from the data, the data itself, and no text that collides."""
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jobqueue.errors import InvalidInput
+from jobqueue.lab import charts, labels, style
+from jobqueue.lab.charts.fault import spells
+from jobqueue.lab.charts.life import Phase, story
+
+ABOUT = {"seed": 7, "time_scale": 0.01, "postgres": "18.6", "revision": "1a2b3c", "lease_seconds": 4.0, "workers": 4}
+FAULTS = pd.DataFrame(
+    [
+        (20, "kill", "w2"),
+        (25, "pause", "w3"),
+        (32, "resume", "w3"),
+        (45, "start", "w2"),
+        (50, "cut", "w1"),
+        (60, "crash", "database"),
+        (61.5, "restart", "database"),
+        (62, "poison", "mail.send"),
+        (85, "burst", "200 jobs"),
+        (88, "kill", "w4"),
+    ],
+    columns=["time_seconds", "kind", "target"],
+)
+
+
+def ages(n=91, step=1.0):
+    """Queue age climbs from 20 s to 40 s, then falls: 0 … 10 … 0."""
+    t = np.arange(n) * step
+    age = np.clip(np.minimum((t - 20) / 2, 10 - (t - 40) / 4), 0, None)
+    return pd.DataFrame(
+        {
+            "time_seconds": t,
+            "ready": age * 6,
+            "due": age * 6,
+            "running": 4,
+            "waiting_retry": (age > 5) * 3,
+            "dead": (t > 60) * 1,
+            "done": t * 20,
+            "oldest_age_seconds": age,
+        }
+    )
+
+
+def attempts(workers=4, each=20):
+    rows = [
+        {
+            "job_id": 100 * w + i,
+            "attempt": 1,
+            "epoch": 1,
+            "worker": f"w{w}",
+            "started": 4.0 * i,
+            "ended": 4.0 * i + 3.5,
+            "outcome": "done",
+        }
+        for w in range(1, workers + 1)
+        for i in range(each)
+    ]
+    rows[3]["outcome"], rows[9]["outcome"], rows[15]["outcome"] = "failed", "released", "lost"
+    rows[-1].update(ended=None, outcome="running")
+    return pd.DataFrame(rows)
+
+
+def texts(figure):
+    return [text.get_text() for text in labels.visible_texts(figure)]
+
+
+def line(figure, label):
+    return next(artist for ax in figure.axes for artist in ax.lines if artist.get_label() == label)
+
+
+FIGURES = {
+    "overview": lambda: charts.overview(ages(), attempts(), FAULTS, **ABOUT),
+    "overview of nothing": lambda: charts.overview(None, None),
+    "queue age": lambda: charts.queue_age(ages(), FAULTS, **ABOUT),
+    "queue age of one sample": lambda: charts.queue_age(ages().head(1)),
+    "counts that end at one value": lambda: charts.counts(ages().assign(ready=4, waiting_retry=4, dead=4), **ABOUT),
+    "counts in millions": lambda: charts.counts(ages().assign(ready=3_000_000, done=18_000_000), **ABOUT),
+    "lanes of many workers": lambda: charts.worker_lanes(attempts(40), **ABOUT),
+    "lanes of long names": lambda: charts.worker_lanes(
+        attempts().assign(worker="host.example:1234:W" + "w" * 40), FAULTS
+    ),
+    "a hundred faults": lambda: charts.queue_age(
+        ages(),
+        pd.DataFrame(
+            {"time_seconds": np.arange(100) * 0.9, "kind": "cut", "target": [f"worker number {i}" for i in range(100)]}
+        ),
+        **ABOUT,
+    ),
+    "faults alone": lambda: charts.fault_lane(FAULTS, **ABOUT),
+    "no faults": lambda: charts.fault_lane(None),
+    "many parameters": lambda: charts.queue_age(
+        ages(), FAULTS, **ABOUT, **{f"parameter_{i}": "some value" for i in range(14)}
+    ),
+    "a life": lambda: charts.life(JOB, STARTS, **ABOUT),
+    "a life from the row alone": lambda: charts.life(JOB),
+    "a life of sixty leases": lambda: charts.life(worn_job()),
+    "a type that tries mathtext": lambda: charts.life({**JOB, "type": "$\\frac{a}{b}$\n" * 20}),
+}
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
+def test_no_text_collides_with_another_or_leaves_the_figure(figure):
+    assert labels.clashes(figure()) == []
+
+
+def test_the_title_states_the_peak_its_fault_and_the_recovery():
+    assert (
+        charts.queue_age(ages(), FAULTS).finding
+        == "Queue age peaked at 10 s, 20 s into fault 1 (kill w2) and was down to a tenth of it 36 s later"
+    )
+
+
+def test_a_queue_that_did_not_recover_is_not_said_to_have():
+    assert (
+        charts.queue_age(ages(n=50), FAULTS).finding
+        == "Queue age peaked at 10 s, 20 s into fault 1 (kill w2) and had not come down to a tenth of it by the end"
+    )
+
+
+def test_a_fault_that_was_over_is_named_as_earlier():
+    assert charts.queue_age(ages(), FAULTS.tail(6).assign(time_seconds=[1, 2, 3, 4, 5, 90])).finding.startswith(
+        "Queue age peaked at 10 s, 35 s after fault 4 (burst 200 jobs)"
+    )
+
+
+def test_the_title_of_counts_adds_up_the_last_sample():
+    assert charts.counts(ages()).finding == "1,800 jobs done, 1 dead, 4 still open; ready peaked at 60"
+
+
+def test_the_lines_are_the_data():
+    figure = charts.overview(ages(), attempts(), FAULTS)
+    assert line(figure, "queue age").get_ydata().tolist() == ages()["oldest_age_seconds"].tolist()
+    assert line(figure, "ready").get_ydata().tolist() == ages()["ready"].tolist()
+
+
+def test_subtitle_and_footer_tell_parameters_and_origin():
+    said = texts(charts.queue_age(ages(), **ABOUT))
+    assert "lease 4 s · workers 4" in said
+    assert "seed 7   ·   time scale 0.01   ·   PostgreSQL 18.6   ·   git 1a2b3c" in said
+
+
+def test_a_state_has_one_colour_in_every_chart():
+    figure = charts.counts(ages())
+    assert {name: line(figure, style.STATES[name].word).get_color() for name in ("ready", "running", "dead")} == {
+        "ready": style.BLUE,
+        "running": style.GREEN,
+        "dead": style.VERMILLION,
+    }
+
+
+def test_only_colours_with_contrast_are_used():
+    marks = [*style.STATES.values(), *style.OUTCOMES.values(), *style.FAULTS.values()]
+    assert {mark.colour for mark in marks} <= {style.BLACK, style.BLUE, style.VERMILLION, style.GREEN, style.PURPLE}
+
+
+def test_no_two_states_share_their_symbol():
+    for map_ in (style.STATES, style.OUTCOMES, style.FAULTS):
+        assert len({mark.symbol for mark in map_.values()}) == len(map_)
+
+
+@pytest.mark.parametrize(
+    "figure, said",
+    [
+        (lambda: charts.queue_age(None), "no samples"),
+        (lambda: charts.counts([]), "no samples"),
+        (lambda: charts.worker_lanes(pd.DataFrame()), "no attempts"),
+        (lambda: charts.fault_lane(None), "no faults"),
+    ],
+)
+def test_an_empty_frame_says_so_in_the_plot(figure, said):
+    assert said in texts(figure())
+
+
+def test_a_frame_without_a_column_is_refused_by_name():
+    with pytest.raises(
+        InvalidInput, match="^charts.queue_age: the frame lacks oldest_age_seconds; it has time_seconds, ready$"
+    ):
+        charts.queue_age(ages()[["time_seconds", "ready"]])
+
+
+def test_a_column_that_is_no_number_is_refused_by_name():
+    with pytest.raises(
+        InvalidInput, match="^charts.queue_age: the column oldest_age_seconds holds something that is no number"
+    ):
+        charts.queue_age(ages().assign(oldest_age_seconds="soon"))
+
+
+def test_too_many_samples_are_thinned_to_maxima_and_the_figure_says_so():
+    long = ages(n=10_001, step=0.01)
+    figure = charts.queue_age(long)
+    assert "Note: each point is the maximum of 6 samples" in texts(figure)
+    assert max(line(figure, "queue age").get_ydata()) == long["oldest_age_seconds"].max()
+
+
+def test_workers_without_a_lane_are_announced():
+    assert "Note: 24 of 40 workers are drawn, those with the most attempts" in texts(charts.worker_lanes(attempts(40)))
+
+
+def test_workers_are_in_the_order_that_people_count():
+    assert [text for text in texts(charts.worker_lanes(attempts(11))) if text.startswith("w")][-2:] == ["w10", "w11"]
+
+
+def test_a_bar_spans_its_attempt():
+    figure = charts.worker_lanes(attempts(1).head(5))
+    boxes = [path.get_extents() for bars in figure.axes[0].collections for path in bars.get_paths()]
+    assert sorted((box.x0, box.x1) for box in boxes) == [(0, 3.5), (4, 7.5), (8, 11.5), (12, 15.5), (16, 19.5)]
+
+
+def test_attempts_at_the_same_time_do_not_cover_each_other():
+    both = attempts(1, each=16).assign(started=1.0, ended=2.0, outcome="done").head(2)
+    boxes = [path.get_extents() for bars in charts.worker_lanes(both).axes[0].collections for path in bars.get_paths()]
+    assert boxes[0].y1 <= boxes[1].y0 or boxes[1].y1 <= boxes[0].y0
+
+
+def test_a_fault_that_ends_another_gets_no_number_of_its_own():
+    assert [(s.number, s.kind, s.target, s.start, s.end, s.ended) for s in spells(FAULTS, 90.0)] == [
+        (1, "kill", "w2", 20, 45, True),
+        (2, "pause", "w3", 25, 32, True),
+        (3, "cut", "w1", 50, None, False),
+        (4, "crash", "database", 60, 61.5, True),
+        (5, "poison", "mail.send", 62, None, False),
+        (6, "burst", "200 jobs", 85, None, False),
+        (7, "kill", "w4", 88, 90, False),
+    ]
+
+
+def test_a_killed_worker_that_was_paused_is_paused_no_longer():
+    faults = [
+        {"time_seconds": 1, "kind": "pause", "target": "w1"},
+        {"time_seconds": 3, "kind": "kill", "target": "w1"},
+        {"time_seconds": 5, "kind": "start", "target": "w1"},
+    ]
+    assert [(s.kind, s.start, s.end) for s in spells(faults, 9.0)] == [("pause", 1, 3), ("kill", 3, 5)]
+
+
+def test_faults_that_find_no_room_are_counted():
+    assert any(
+        text.endswith("faults more than the fault lane can label") for text in texts(FIGURES["a hundred faults"]())
+    )
+
+
+@pytest.mark.parametrize(
+    "seconds, said",
+    [
+        (0, "0 s"),
+        (0.0123, "12.3 ms"),
+        (0.9999, "1 s"),
+        (5.61, "5.61 s"),
+        (119, "119 s"),
+        (600, "10 min"),
+        (7200, "2 h"),
+        (400_000, "4.6 d"),
+    ],
+)
+def test_durations_are_said_in_the_unit_that_people_use(seconds, said):
+    assert style.duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    "span, step", [(0.08, 0.01), (9, 1), (90, 10), (3600, 600), (86400, 10800), (7 * 86400, 86400)]
+)
+def test_ticks_stand_at_steps_that_people_count_in(span, step):
+    assert style.step_seconds(span) == pytest.approx(step)
+
+
+T = datetime(2026, 11, 30, 12, tzinfo=UTC)
+
+
+def at(seconds):
+    return T + timedelta(seconds=seconds)
+
+
+def ended(seconds, event, owner, epoch):
+    return {"at": at(seconds).isoformat(), "event": event, "owner": owner, "epoch": epoch, "error": "x"}
+
+
+JOB = {
+    "id": 17,
+    "type": "mail.send",
+    "created_at": T,
+    "run_at": at(9),
+    "status": "done",
+    "attempts": 3,
+    "epoch": 4,
+    "started_at": at(9.4),
+    "finished_at": at(12.4),
+    "finished_by": "w1",
+    "finished_epoch": 4,
+    "history_trimmed": 0,
+    "history": [ended(2, "failed", "w3", 1), ended(3.5, "released", "w4", 2), ended(8, "lost", "w2", 3)],
+}
+STARTS = pd.DataFrame({"epoch": [1, 2, 3, 4], "started": [0.5, 3.0, 4.0, 9.4]})
+
+
+def worn_job():
+    return {
+        **JOB,
+        "epoch": 61,
+        "history": [ended(i + 1, "failed", f"w{i}", i + 1) for i in range(60)],
+        "started_at": at(70),
+        "finished_at": at(71),
+        "finished_epoch": 61,
+        "history_trimmed": 12,
+    }
+
+
+def test_a_life_is_told_phase_by_phase():
+    assert story(JOB, STARTS)[:-1] == [
+        Phase("ready", 0, 0.5),
+        Phase("running", 0.5, 2, 1, "w3", "failed"),
+        Phase("waiting_retry", 2, 3),
+        Phase("running", 3, 3.5, 2, "w4", "released"),
+        Phase("ready", 3.5, 4),
+        Phase("running", 4, 8, 3, "w2", "lost"),
+        Phase("waiting_retry", 8, 9.4),
+        Phase("running", 9.4, 12.4, 4, "w1", "done"),
+    ]
+
+
+def test_what_the_row_does_not_tell_is_not_made_up():
+    assert [(p.state, p.start, p.end) for p in story(JOB)[:2]] == [("unseen", 0, 2), ("unseen", 2, 3.5)]
+
+
+def test_a_redriven_job_was_dead_until_then():
+    job = {
+        **JOB,
+        "status": "ready",
+        "epoch": 1,
+        "started_at": None,
+        "finished_at": None,
+        "history": [ended(2, "failed", "w3", 1), ended(6, "redriven", None, 1)],
+    }
+    assert story(job, STARTS.head(1), until=at(8)) == [
+        Phase("ready", 0, 0.5),
+        Phase("running", 0.5, 2, 1, "w3", "failed"),
+        Phase("dead", 2, 6),
+        Phase("ready", 6, 8),
+    ]
+
+
+def test_the_title_of_a_life_counts_what_went_wrong_before():
+    assert (
+        charts.life(JOB, STARTS).finding == "Job 17 (mail.send) was done at attempt 3, 12.4 s after it was created: "
+        "1 failed attempt, 1 release, 1 lost lease before"
+    )
+
+
+def test_phases_that_are_not_drawn_are_announced():
+    assert "Note: the last 20 of 63 phases are drawn; 12 older ends of leases are trimmed from the row" in texts(
+        charts.life(worn_job())
+    )
+
+
+def test_instants_and_numbers_are_not_mixed():
+    with pytest.raises(InvalidInput, match="^charts.life: created_at is a number"):
+        story({**JOB, "created_at": 0.0})
+
+
+def test_a_notebook_shows_the_figure_as_a_picture():
+    assert charts.queue_age(ages())._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"

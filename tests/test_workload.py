@@ -1,4 +1,4 @@
-"""Workloads: recipes drawn by seed, the arithmetic of load, and files read line by line or refused with the line's number."""
+"""Workloads: recipes drawn by seed, the arithmetic of load, and files read, or refused with the line's number."""
 
 import math
 import os
@@ -14,8 +14,8 @@ from jobqueue.lab import workload
 from jobqueue.lab.workload import Arrival, Workload
 
 ROOT = Path(__file__).parents[1]
-SERVICES = [workload.constant(2.0), workload.exponential(3.0), workload.lognormal(3.0, cv=2), workload.lognormal(3.0, sigma=1),
-            workload.pareto(3.0, 4.5), workload.uniform(1, 2)]
+SERVICES = [workload.constant(2.0), workload.exponential(3.0), workload.lognormal(3.0, cv=2),
+            workload.lognormal(3.0, sigma=1), workload.pareto(3.0, 4.5), workload.uniform(1, 2)]
 CSV = "time,type,duration,outcome\n"
 
 
@@ -27,7 +27,8 @@ def written(tmp_path, name, content):
 
 def swf(*lines):
     """SWF lines from (submit, run, status, type)."""
-    return "".join(f"1 {at} 0 {run} 1 -1 -1 -1 60 -1 {status} 1 1 {type} 1 -1 -1 -1\n" for at, run, status, type in lines)
+    return "".join(f"1 {at} 0 {run} 1 -1 -1 -1 60 -1 {status} 1 1 {type} 1 -1 -1 -1\n"
+                   for at, run, status, type in lines)
 
 
 # --- Recipes ---
@@ -38,7 +39,8 @@ def test_the_same_seed_draws_the_same_workload_and_another_seed_another():
 
 
 def test_a_recipe_survives_pickling_so_that_a_sweep_can_send_it_away():
-    recipe = (workload.daily(0.01, service=workload.pareto(3, 2)) + workload.hourly(5, service=workload.constant(1))).head(50).scaled(60)
+    day, spikes = workload.daily(0.01, service=workload.pareto(3, 2)), workload.hourly(5, service=workload.constant(1))
+    recipe = (day + spikes).head(50).scaled(60)
     assert pickle.loads(pickle.dumps(recipe)).draw(7) == recipe.draw(7)
 
 
@@ -72,7 +74,8 @@ def test_bursts_come_at_once_or_within_a_while():
     at_once = workload.bursts(3, every_seconds=60, n=2, service=workload.constant(1)).draw(1)
     strewn = workload.bursts(300, every_seconds=60, n=2, service=workload.constant(1), within_seconds=10).draw(1)
     assert at_once.at_seconds.tolist() == [0, 0, 0, 60, 60, 60]
-    assert strewn.at_seconds[299] < 10 and 60 < strewn.at_seconds[300] and len(set(strewn.at_seconds)) == 600
+    assert strewn.at_seconds[299] < 10 < 60 < strewn.at_seconds[300]
+    assert len(set(strewn.at_seconds)) == 600
 
 
 def test_a_spread_moves_each_hourly_schedule_by_the_same_offset_in_every_hour():
@@ -80,7 +83,9 @@ def test_a_spread_moves_each_hourly_schedule_by_the_same_offset_in_every_hour():
     spread = workload.hourly(4, service=workload.constant(1), hours=3, spread_seconds=600).draw(1)
     assert spikes.at_seconds.tolist() == [0.0] * 4 + [3600.0] * 4 + [7200.0] * 4
     offsets = spread.at_seconds.reshape(3, 4) - [[0], [3600], [7200]]
-    assert np.allclose(offsets, offsets[0]) and len(set(offsets[0])) == 4 and 0 <= offsets.min() and offsets.max() < 600
+    assert np.allclose(offsets, offsets[0])
+    assert len(set(offsets[0])) == 4
+    assert (offsets >= 0).all() and (offsets < 600).all()
 
 
 def test_the_share_that_fails_fails():
@@ -161,17 +166,22 @@ def test_what_makes_no_sense_is_refused(make):
 # --- Files ---
 
 def test_a_csv_is_read_in_any_order_of_lines_and_columns(tmp_path):
-    path = written(tmp_path, "trace.csv", "Duration, TYPE ,time,note,outcome\n2,mail,100.5,x,failed\n\n1,\"report, big\",90,y,\n")
+    lines = '2,mail,100.5,x,failed\n\n1,"report, big",90,y,\n'
+    path = written(tmp_path, "trace.csv", "Duration, TYPE ,time,note,outcome\n" + lines)
     assert list(workload.read(path)) == [Arrival(0.0, "report, big", 1.0), Arrival(10.5, "mail", 2.0, "failed")]
 
 
 def test_a_csv_may_give_instants_with_their_offsets(tmp_path):
-    path = written(tmp_path, "trace.csv", "time,type,duration\n2026-03-29T01:59:59+01:00,a,1\n2026-03-29T01:00:00.5Z,b,2\n")
+    lines = "2026-03-29T01:59:59+01:00,a,1\n2026-03-29T01:00:00.5Z,b,2\n"
+    path = written(tmp_path, "trace.csv", "time,type,duration\n" + lines)
     assert list(workload.read(path)) == [Arrival(0.0, "a", 1.0), Arrival(1.5, "b", 2.0)]
 
 
-@pytest.mark.parametrize("content", [CSV.replace("\n", "\r\n") + "5,a,1,done\r\n", "\ufeff" + CSV + "5,a,1,done", CSV + "5,a,1,done\n\n\n"],
-                         ids=["CRLF", "BOM", "blank lines"])
+@pytest.mark.parametrize("content", [
+    pytest.param(CSV.replace("\n", "\r\n") + "5,a,1,done\r\n", id="CRLF"),
+    pytest.param("\ufeff" + CSV + "5,a,1,done", id="BOM, no last newline"),
+    pytest.param(CSV + "5,a,1,done\n\n\n", id="blank lines"),
+])
 def test_a_csv_from_a_spreadsheet_is_read(tmp_path, content):
     assert list(workload.read(written(tmp_path, "TRACE.CSV", content))) == [Arrival(0.0, "a", 1.0)]
 
@@ -193,7 +203,7 @@ def test_a_csv_from_a_spreadsheet_is_read(tmp_path, content):
     ("5,a\0,1,done", "line 3: type contains a NUL character at position 1, PostgreSQL can't store it"),
     ("5,a,1,maybe", "line 3: outcome 'maybe' is neither done nor failed"),
     ('5,"a,1,done', "line 3: unexpected end of data"),
-    ("9999999999,a,1,done", ": its arrivals span 1e+10 s, more than 1e+09: is it the wrong unit?"),
+    ("9999999999,a,1,done", ": its arrivals span 1e+10 s, more than 1e+09: wrong unit?"),
 ])
 def test_a_csv_line_that_cannot_be_read_is_named(tmp_path, line, problem):
     with pytest.raises(InvalidInput) as refused:
@@ -219,7 +229,8 @@ def test_an_instant_that_is_none_or_somebodys_local_time_is_refused(tmp_path, ti
     ("trace.csv", "time,kind,duration\n1,a,1\n",
      "trace.csv line 1: the header needs time, type, duration[, outcome], each once; it reads time, kind, duration"),
     ("trace.csv", "time,type,duration,time\n1,a,1,2\n",
-     "trace.csv line 1: the header needs time, type, duration[, outcome], each once; it reads time, type, duration, time"),
+     "trace.csv line 1: the header needs time, type, duration[, outcome], each once; "
+     "it reads time, type, duration, time"),
     ("trace.csv", CSV.encode() + b"1,a,1,done\n2,\xff,1,done\n", "trace.csv line 3: not UTF-8"),
     ("trace.txt", "1", "trace.txt: a workload file ends in .csv or .swf"),
 ])
@@ -234,9 +245,10 @@ def test_a_file_that_is_not_there_is_a_clear_error(tmp_path):
 
 
 def test_an_swf_file_is_read_by_its_fields(tmp_path):
-    path = written(tmp_path, "trace.SWF", "; header\n" + swf((90, 5, 0, 7), (80, 3, 1, -1), (85, 2.5, 5, -1), (86, 1, -1, 7)))
-    assert list(workload.read(path)) == [Arrival(0.0, "job", 3.0), Arrival(5.0, "job", 2.5, "failed"), Arrival(6.0, "7", 1.0),
-                                         Arrival(10.0, "7", 5.0, "failed")]
+    lines = swf((90, 5, 0, 7), (80, 3, 1, -1), (85, 2.5, 5, -1), (86, 1, -1, 7))
+    assert list(workload.read(written(tmp_path, "trace.SWF", "; header\n" + lines))) == [
+        Arrival(0.0, "job", 3.0), Arrival(5.0, "job", 2.5, "failed"), Arrival(6.0, "7", 1.0),
+        Arrival(10.0, "7", 5.0, "failed")]
 
 
 def test_swf_lines_without_work_of_their_own_are_left_out_and_counted(tmp_path, caplog):
@@ -261,8 +273,8 @@ def test_an_swf_line_that_cannot_be_read_is_named(tmp_path, line, problem):
 
 
 def test_what_is_written_is_read_again_to_the_last_digit(tmp_path):
-    drawn = (workload.poisson(rate=1 / 3, service=workload.lognormal(3, cv=2), n=200, type='a "quoted", type', failed=0.2)
-             + workload.bursts(5, every_seconds=1, n=1, service=workload.constant(1))).draw(7)
+    skewed, burst = workload.lognormal(3, cv=2), workload.bursts(5, every_seconds=1, n=1, service=workload.constant(1))
+    drawn = (workload.poisson(rate=1 / 3, service=skewed, n=200, type='a "quoted", type', failed=0.2) + burst).draw(7)
     drawn.to_csv(tmp_path / "out.csv")
     assert workload.read(tmp_path / "out.csv") == drawn
 

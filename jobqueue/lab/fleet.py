@@ -6,7 +6,8 @@
         fleet.workers               # what the operating system shows now
 
 Their parent is a supervisor process (`supervisor`), so an interrupt of this process reaches none of them, and when this
-process ends, however it ends, none is left. Every method may be called from any thread. POSIX only: Windows has no SIGSTOP.
+process ends, however it ends, none is left. Every method may be called from any thread. POSIX only: there is no SIGSTOP
+on Windows.
 """
 
 import os
@@ -18,18 +19,17 @@ from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Signals
 from uuid import uuid4
 
-import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from .. import limits
-from ..errors import InvalidInput
+from ..errors import InfrastructureError, InvalidInput
+from ..loop import connect, redacted
 from ..sql import statements, text
 from .processes import ENDED, Event, FleetError, Process, Processes
 
 SYMBOLS = {"starting": "◌", "running": "●", "paused": "‖", "stopping": "■", "killed": "✖", "exited": "○"}
 STUCK = 75  # a worker whose slots are stuck exits with it, for its supervisor to start a new one (DESIGN §10)
 START_SECONDS = 30
-CONNECT_SECONDS = 5
 SQL = statements(text("lab/fleet.sql"))
 
 
@@ -123,7 +123,7 @@ class Fleet:
     def cut(self, target: int | str) -> int:
         """Terminate its database sessions; how many there were."""
         owner = self._owner(self._running.status()[self._name(target)])
-        with _connect(self.dsn) as conn:
+        with connect(self.dsn, "jobqueue fleet") as conn:
             count = conn.execute(SQL.cut, {"owner": owner}).fetchone()[0]
         self._running.note("cut", self._name(target))
         return count
@@ -163,7 +163,7 @@ class Fleet:
 
     def log(self, target: int | str) -> str:
         """The end of what it wrote, over all its starts."""
-        return _without_password(self._running.log(self._name(target)), self.dsn)
+        return redacted(self._running.log(self._name(target)), conninfo_to_dict(self.dsn).get("password"))
 
     # --- Processes ---
 
@@ -176,7 +176,7 @@ class Fleet:
     def _name(self, target: int | str) -> str:
         name = f"worker-{target}" if isinstance(target, int) and not isinstance(target, bool) else target
         if name not in self._names:
-            raise InvalidInput(f"no {target!r} in this fleet: it has workers 0 to {self.size - 1}, {', '.join(self._names)}")
+            raise InvalidInput(f"no {target!r} in this fleet: it has 0 to {self.size - 1}, {', '.join(self._names)}")
         return name
 
     def _spawn(self, name: str) -> None:
@@ -211,9 +211,9 @@ class Fleet:
         owners = {self._owner(process) for process in processes if process.alive} - self._connected
         if owners:
             try:
-                with _connect(self.dsn) as conn:
+                with connect(self.dsn, "jobqueue fleet") as conn:
                     self._connected |= {owner for owner, _ in conn.execute(SQL.sessions, {"owners": list(owners)})}
-            except psycopg.OperationalError:
+            except InfrastructureError:
                 pass
 
     def _await_sessions(self) -> None:
@@ -238,25 +238,8 @@ def _checked_handlers(handlers: str) -> str:
     return handlers
 
 
-def _connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True, connect_timeout=CONNECT_SECONDS)
-
-
 def check_database(dsn: str) -> None:
-    """Workers wait for a database that is down; a fleet that begins says so at once. No message holds the password."""
-    try:
-        conninfo_to_dict(dsn)
-    except (psycopg.Error, TypeError):
-        raise InvalidInput("the DSN is neither postgresql://… nor key=value pairs") from None
-    try:
-        with _connect(dsn) as conn:
-            installed = conn.execute(SQL.is_installed).fetchone()[0]
-    except psycopg.OperationalError as error:
-        raise FleetError(f"no database: {_without_password(str(error).strip(), dsn)}") from None
-    if not installed:
-        raise FleetError("this database has no schema jobqueue: run `python -m jobqueue install`, or queue.install()")
-
-
-def _without_password(text: str, dsn: str) -> str:
-    password = conninfo_to_dict(dsn).get("password")
-    return text.replace(password, "***") if password else text
+    """Loops wait for a database that is down; what begins says so at once, without the password."""
+    with connect(dsn, "jobqueue fleet") as conn:
+        if not conn.execute(SQL.is_installed).fetchone()[0]:
+            raise FleetError("this database has no schema jobqueue: run `python -m jobqueue install`, or queue.install()")

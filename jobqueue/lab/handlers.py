@@ -1,10 +1,12 @@
-"""Handlers for real workers in the lab: they run for as long as the payload says, fail, kill their process, leave effects.
+"""Handlers for real workers in the lab: they run as long as the payload says, fail, kill their process, leave effects.
 
-    payload   {"seconds": 1.5, "outcome": "done" | "failed", "failing": 0.1, "stubborn": true, "record": true}, each optional
-    outcome   "failed": never succeeds (PermanentError)       failing   share of attempts that raise
-    stubborn  goes on after its authority is lost, as a handler that never looks does
-    record    a row in `jobqueue_lab.effect` for each of two destinations: one outside the database's authority, which takes
-              in whatever it is sent, and one inside the job's own transaction
+The payload may have
+    seconds   how long it runs
+    outcome   "failed": it never succeeds (PermanentError)
+    failing   the share of attempts that raise, from 0 to 1
+    stubborn  true: goes on after its authority is lost, as a handler that never looks does
+    record    true: a row in `jobqueue_lab.effect` for each of two destinations, one outside the job's transaction,
+              which takes in whatever it is sent, and one inside it
 """
 
 import json
@@ -59,7 +61,7 @@ def stuck(lease: Lease, context) -> None:
 
 
 def record(lease: Lease, context) -> None:
-    """One row outside, which a repeated execution repeats; one inside, which is there once if the queue keeps its promise."""
+    """A row outside, which a repeated execution repeats, and one inside: there once, if the queue keeps its promise."""
     row = {"job_id": lease.id, "epoch": lease.epoch, "owner": lease.owner}
     with psycopg.connect(os.environ["JOBQUEUE_DSN"], autocommit=True) as conn:
         conn.execute(SQL.record_effect, {**row, "destination": OUTSIDE})

@@ -1,14 +1,16 @@
-"""The client of the supervisor: named processes to start, signal and look at, safe from any thread; none outlives us."""
+"""The supervisor's client: named processes to start, signal and look at, from any thread; none of them outlives us."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGTERM, Signals
 
@@ -51,20 +53,26 @@ class Processes:
         self._directory = Path(logs or tempfile.mkdtemp(prefix="jobqueue-fleet-"))
         self._directory.mkdir(parents=True, exist_ok=True)
         self._events, self._last, self._tails, self._closed = [], {}, {}, False
-        # One thread owns the pipes: an interrupt of the calling thread can then never cut a request or an answer in two.
+        # One thread owns the pipes, so that an interrupt of the calling thread never cuts a request or an answer.
         self._courier = ThreadPoolExecutor(1, thread_name_prefix="fleet")
         self._client_pid = os.getpid()
-        scratch = "" if logs else str(self._directory)
-        argv = [sys.executable, "-P", Path(__file__).with_name("supervisor.py"), str(self._client_pid), scratch]
-        with open(self._directory / "supervisor.log", "ab") as log:  # -P: this folder must not shadow the standard library
+        self._scratch = "" if logs else str(self._directory)
+        argv = [sys.executable, "-P", Path(__file__).with_name("supervisor.py"), str(self._client_pid), self._scratch]
+        # -P: the modules of this folder must not shadow the standard library's.
+        with open(self._directory / "supervisor.log", "ab") as log:
             self._supervisor = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                                                 start_new_session=True)
+
+    @property
+    def logs(self) -> Path:
+        return self._directory
 
     @property
     def supervisor_pid(self) -> int:
         return self._supervisor.pid
 
-    def start(self, name: str, argv: list[str], *, env: dict[str, str] | None = None, restart_code: int | None = None) -> None:
+    def start(self, name: str, argv: list[str], *, env: dict[str, str] | None = None,
+              restart_code: int | None = None) -> None:
         """`{start}` in argv and env becomes the number of the start; one that exits with restart_code starts again."""
         log = str(self._directory / f"{name}.log")
         self._call("start", name=name, argv=argv, env=env or {}, log=log, restart_code=restart_code)
@@ -83,7 +91,7 @@ class Processes:
         return sorted(self._events, key=lambda event: event.at)
 
     def note(self, kind: str, target: str) -> None:
-        self._events.append(Event(datetime.now(timezone.utc), kind, target))
+        self._events.append(Event(datetime.now(UTC), kind, target))
 
     def log(self, name: str) -> str:
         """The end of what it wrote, over all its starts."""
@@ -119,15 +127,19 @@ class Processes:
         if self._closed:
             return
         try:
-            self.signal_living(list(self.status()), SIGKILL)
-            self._tails = {name: self.log(name) for name in self.status()}
-            self._call("end")
+            if self._supervisor.poll() is None:
+                self.signal_living(list(self.status()), SIGKILL)
+                self._tails = {name: self.log(name) for name in self.status()}
+                self._call("end")
         finally:
             self._closed = True
-            self._supervisor.stdin.close()
+            with suppress(BrokenPipeError):
+                self._supervisor.stdin.close()
             self._supervisor.wait(10)
             self._supervisor.stdout.close()
             self._courier.shutdown()
+            if self._scratch:
+                shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _living(self, names: list[str]) -> list[str]:
         status = self.status()
@@ -146,9 +158,10 @@ class Processes:
             self._supervisor.stdin.flush()
             reply = json.loads(self._supervisor.stdout.readline())
         except (OSError, ValueError) as error:
+            self._last = {name: replace(process, state="killed") for name, process in self._last.items()}
             raise FleetError("the supervisor has ended, and its processes with it") from error
         self._last = {name: Process(name, **facts) for name, facts in reply["processes"].items()}
-        self._events += [Event(datetime.fromtimestamp(at, timezone.utc), *rest) for at, *rest in reply["events"]]
+        self._events += [Event(datetime.fromtimestamp(at, UTC), *rest) for at, *rest in reply["events"]]
         if reply["error"]:
             raise FleetError(reply["error"])
         return self._last

@@ -26,7 +26,7 @@ RETRY_SECONDS = 0.5  # a database that is away is asked again, with the same key
 
 
 class Feed:
-    """`options` go into each payload (`handlers`); `name` is the feed's part of the keys, else a digest of what it feeds.
+    """`options` go into each payload (`handlers`); `name` is the feed's part of the keys, or a digest of what it feeds.
 
     `outcomes=False` lets every job succeed, whatever the history says.
     """
@@ -110,7 +110,7 @@ class Feed:
                 self._stopped.wait(RETRY_SECONDS)
                 continue
             if not all(job.matches for job in enqueued):
-                raise InvalidInput(f"a feed named {self.name!r} has fed something else here before: give this one its own name")
+                raise InvalidInput(f"a feed {self.name!r} has fed something else here: give this one its own name")
             self.ids += [job.id for job in enqueued]
             return len(batch)
         return 0

@@ -1,15 +1,16 @@
 """The parent of a fleet: starts, signals and watches processes for the client at its stdin, and lets none outlive it.
 
-    stdin   {"op": "start", "name": …, "argv": […], "env": {…}, "log": PATH, "restart_code": 75}, one JSON object a line
-            {"op": "signal", "name": …, "signal": "SIGKILL" | "SIGSTOP" | "SIGCONT" | "SIGTERM"}
-            {"op": "status"} and {"op": "end"}: nothing, and kill all and leave
-    stdout  {"error": null | TEXT, "processes": {NAME: {pid, state, code, start}}, "events": [[time, kind, name], …]}, a line each
+    stdin   {"op": "start", "name": …, "argv": […], "env": {…}, "log": PATH, "restart_code": 75}
+            {"op": "signal", "name": …, "signal": "SIGKILL"}
+            {"op": "status"}, and {"op": "end"} to kill all and leave; one JSON object a line
+    stdout  a line for each: {"error": null | TEXT, "processes": {NAME: {pid, state, code, start}},
+            "events": [[time, kind, name], …]} with what happened since the last answer
 
-A process of its own, and a script (`python supervisor.py PARENT_PID SCRATCH_DIR`: only the standard library, up in 20 ms):
-- an interrupt of the client's process group must not reach the workers, so everything here is in sessions of its own;
-- a guard on stdin inside a worker would not end one that is stopped, so this process sends SIGKILL when the client is gone;
-- where this process itself is killed, Linux does the same by PR_SET_PDEATHSIG, which fires when the *thread* that started
-  the child ends: here the main thread. Elsewhere than on Linux, workers outlive a SIGKILL of the supervisor (only that).
+A process of its own, and a script (`python supervisor.py PARENT_PID SCRATCH_DIR`; standard library only):
+- an interrupt of the client's process group must not reach the workers: all here are in sessions of their own;
+- a guard on stdin inside a worker would not end a stopped one: this process sends SIGKILL when the client is gone;
+- where this process itself is killed, Linux does the same by PR_SET_PDEATHSIG, which fires when the *thread* that
+  started the child ends: here the main thread. Elsewhere, workers outlive a SIGKILL of their supervisor (only that).
 A child's pid cannot be reused before its parent has waited for it, and only `poll` waits: poll first, then signal.
 """
 
@@ -28,7 +29,8 @@ from dataclasses import dataclass, field
 CHECK_SECONDS = 1.0  # how soon a client is missed whose pipe a forked child of it still holds open
 REAP_SECONDS = 5.0   # a killed process goes at once, unless it is in the middle of a disk access
 PR_SET_PDEATHSIG = 1
-KINDS = {"paused": "pause", "running": "resume", "stopping": "stop", "killed": "kill", "exited": "exit"}  # state → event
+# The event that a new state is.
+KINDS = {"paused": "pause", "running": "resume", "stopping": "stop", "killed": "kill", "exited": "exit"}
 
 
 @dataclass
@@ -75,6 +77,8 @@ class Supervisor:
         if op == "start":
             self.start(name, request)
         elif op == "signal":
+            if name not in self.children:
+                raise ValueError(f"there is no process {name}")
             self.signal(self.children[name], signal.Signals[request["signal"]])
         elif op == "end":
             self.ended = True
@@ -92,7 +96,7 @@ class Supervisor:
         fresh.seen = "running"
 
     def signal(self, child: Child, number: signal.Signals) -> None:
-        """SIGTERM to the process, which may end in peace; all else to its group, as a crash takes its helpers with it."""
+        """SIGTERM to the process, which may end in peace; all else to its group: a crash takes its helpers with it."""
         if not child.alive:
             raise ValueError(f"{child.name} has ended ({child.state})")
         child.stopping |= number == signal.SIGTERM

@@ -1,7 +1,7 @@
 """A history from a file, line by line: (seconds, type, service seconds, outcome), or the line that cannot be read.
 
-CSV: a header with time, type, duration and perhaps outcome, in any order and case; further columns are ignored. Time is in
-seconds or ISO 8601 with an offset, the same in every line; outcome is done (also where empty) or failed.
+CSV: a header with time, type, duration and perhaps outcome, in any order and case; further columns are ignored. Time is
+in seconds or ISO 8601 with an offset, the same in every line; outcome is done (also where empty) or failed.
 SWF: 18 fields; submit time (2), run time (4), status (11: 0 and 5 failed, 1 and -1 done), executable (14; -1 is "job").
 A line is left out, as None, if it holds no work of its own: a job that never ran (run time -1, unknown), a partial run
 (status 2 to 4; the job's own line, before them, has the whole). Lines out of order are no error: a workload sorts them.
@@ -61,7 +61,7 @@ def _csv_rows(name: str, text: str) -> Iterator[Row | None]:
         with _line(name, number):
             if len(cells) != len(header):
                 raise ValueError(f"{len(cells)} fields, the header has {len(header)}")
-            row = dict(zip(header, map(str.strip, cells)))
+            row = dict(zip(header, map(str.strip, cells), strict=True))
             clock = clock or (_seconds if _is_number(row["time"]) else _instant)
             yield (clock("time", row["time"]), limits.job_type(row["type"]), _run_seconds(row["duration"]),
                    check_outcome(row.get("outcome", "").lower() or DONE))

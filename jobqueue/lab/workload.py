@@ -1,6 +1,6 @@
 """What arrives, when, and how long it runs: recipes that are drawn by seed, and files of the user's own history.
 
-    recipe = poisson(rate=2.0, service=lognormal(3.0, cv=2), n=5000) + bursts(200, every_seconds=600, n=4, service=constant(1))
+    recipe = poisson(rate=2.0, service=lognormal(3.0, cv=2), n=5000) + hourly(200, service=constant(1), hours=1)
     workload = recipe.draw(seed=7)        # arrays; the same seed draws the same workload
     workload = read("trace.swf")          # a workload is its own recipe: its draw ignores the seed
 
@@ -78,7 +78,7 @@ class Workload:
         """Both at once, from the same beginning: their offered loads add up."""
         if not isinstance(other, Workload):
             return NotImplemented
-        columns = map(np.concatenate, zip(self._columns(), other._columns()))
+        columns = map(np.concatenate, zip(self._columns(), other._columns(), strict=True))
         return Workload(*columns, left_out=self.left_out + other.left_out)
 
     def then(self, other: "Workload") -> "Workload":
@@ -94,7 +94,7 @@ class Workload:
         return Workload(*(column[:n] for column in self._columns()), left_out=self.left_out)
 
     def scaled(self, time_scale: float) -> "Workload":
-        """The same load in less time: at time_scale=60 an hour passes in a minute, and each job runs 60 times shorter."""
+        """The same load in less time: at time_scale=60 an hour passes in a minute, a job of a minute in a second."""
         _check_positive("time_scale", time_scale)
         return Workload(self.at_seconds / time_scale, self.type, self.service_seconds / time_scale, self.outcome,
                         left_out=self.left_out)
@@ -116,16 +116,17 @@ class Workload:
 
     @property
     def offered_load(self) -> float:
-        """Erlangs: seconds of service that arrive per second, hence the slots busy on average; inf for a single instant."""
+        """Erlangs: seconds of service that arrive per second, so the slots busy on average; inf for one instant."""
         work = float(self.service_seconds.sum())
         return work / self.span_seconds if self.span_seconds else (math.inf if work else 0.0)
 
     def frame(self) -> pd.DataFrame:
         """One row a job: at_seconds, type, service_seconds, outcome."""
-        return pd.DataFrame(dict(zip(("at_seconds", "type", "service_seconds", "outcome"), self._columns())))
+        names = ("at_seconds", "type", "service_seconds", "outcome")
+        return pd.DataFrame(dict(zip(names, self._columns(), strict=True)))
 
     def describe(self) -> pd.DataFrame:
-        """One row a type, and one for all: jobs, arrivals a second, service seconds (mean and quantiles), erlangs, failed."""
+        """One row a type, and one for all: jobs, arrivals a second, service seconds, erlangs, how many failed."""
         rows = {type: self._facts(self.type == type) for type in self.types}
         return pd.DataFrame.from_dict(rows | {"all": self._facts(np.full(len(self), True))}, orient="index")
 
@@ -148,7 +149,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A workload that is not drawn yet; `make(rng)` draws it. Picklable, so that a sweep can send it to other processes."""
+    """A workload that is not drawn yet; `make(rng)` draws it. Picklable: a sweep sends it to other processes."""
     make: Callable[[np.random.Generator], Workload]
 
     def draw(self, seed: int) -> Workload:
@@ -261,7 +262,7 @@ def bursts(size: int, *, every_seconds: float, n: int, service: Service, within_
 
 def hourly(schedules: int, *, service: Service, hours: int = 24, spread_seconds: float = 0.0, type: str = "job",
            failed: float = 0.0) -> Recipe:
-    """What `0 * * * *` does: that many schedules at the top of each hour, each with its own stable offset in the spread."""
+    """What `0 * * * *` does: so many jobs at each full hour, each schedule at its own stable offset in the spread."""
     _check_count("schedules", schedules)
     _check_count("hours", hours)
     _check_seconds("spread_seconds", spread_seconds)
@@ -282,9 +283,9 @@ def read(path: str | Path) -> Workload:
         raise InvalidInput(f"{name}: no job in it")
     if left_out:
         log.warning("%s: %d of %d lines left out: never ran, or a part of another", name, left_out, len(rows))
-    at, types, service, outcomes = map(np.array, zip(*jobs))
+    at, types, service, outcomes = map(np.array, zip(*jobs, strict=True))
     if (at := at - at.min()).max() > MAX_SECONDS:
-        raise InvalidInput(f"{name}: its arrivals span {at.max():.3g} s, more than {MAX_SECONDS:.0e}: is it the wrong unit?")
+        raise InvalidInput(f"{name}: its arrivals span {at.max():.3g} s, more than {MAX_SECONDS:.0e}: wrong unit?")
     return Workload(at, types, service, outcomes, left_out)
 
 

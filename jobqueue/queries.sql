@@ -74,7 +74,7 @@ with picked as materialized (
   where not exists (select from jobqueue.paused_type p where p.type = asked.type))
 update jobqueue.job j set
   status = 'running', epoch = epoch + 1, attempts = attempts + 1, locked_by = %(owner)s, started_at = jobqueue.now(),
-  locked_until = jobqueue.now() + %(lease)s::float8 * interval '1 second'
+  locked_until = jobqueue.now() + (%(leases)s::float8[])[array_position(%(types)s::text[], j.type)] * interval '1 second'
 where id = any (array(select id from picked where place <= %(limit)s and (place <= %(slots)s or safe)))
   and (select jobqueue.durable())
 returning id, type, payload, locked_by, epoch, attempts, releases, locked_until, slot, run_at

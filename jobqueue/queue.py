@@ -95,25 +95,48 @@ class Queue:
     # ------------------------------------------------------------ claim
 
     def claim(
-        self, owner: str, *, limit: int = 1, lease_seconds: float = 30, types: Sequence[str] | None = None, ahead: int = 0
+        self, owner: str, *, limit: int = 1, lease_seconds: float = 30, types: Sequence[str] | None = None
     ) -> Claim:
-        """Up to `limit` due jobs under a lease, oldest first (types=None: of any type); committed when this returns.
-
-        ahead: so many of them are for later and not for a free slot: they are never a last attempt, nor a job that has lost
-        a lease, because a crash of this process takes everything that it holds with it.
-        """
-        limit, owner = limits.batch(limit), limits.owner(owner)
-        asked = {"limit": limit, "slots": limit - limits.integer(ahead, "ahead", 0, limit), "owner": owner}
-        asked |= {"lease": limits.lease_seconds(lease_seconds), "types": limits.types(types)}
+        """Up to `limit` due jobs under a lease, oldest first (types=None: of any type); committed when this returns."""
+        asked = {"owner": limits.owner(owner), "limit": limits.batch(limit), "slots": limit, "types": limits.types(types)}
+        lease_seconds = limits.lease_seconds(lease_seconds)
         with translated(self.conn), self._own_transaction("claim"):
             if asked["types"] is None:
                 asked["types"] = [row[0] for row in self._rows(SQL.ready_types, {})]
-            rows = self._rows(SQL.claim, asked)
-            if rows:
-                return Claim(tuple(_lease(row) for row in sorted(rows, key=lambda row: (row[9], row[0]))))
-            locked, next_run_at = self._row(SQL.why_empty, asked)
-        reason = Empty.LOCKED if locked else Empty.NOT_DUE if next_run_at else Empty.NONE
-        return Claim((), reason, next_run_at)
+            rows = self._rows(SQL.claim, asked | {"leases": [lease_seconds] * len(asked["types"])})
+            return _claim(rows) if rows else self._why_empty(asked["types"])
+
+    def exchange(
+        self, finished: Sequence[Lease], owner: str, *, leases: dict[str, float], slots: int, ahead: int = 0
+    ) -> tuple[list[Outcome], Claim]:
+        """What a worker's round needs, in one transaction and one round trip: complete what finished, claim what is free.
+
+        leases: lease seconds by type to claim. slots jobs are for free slots; `ahead` more are for later: these are never a
+        last attempt, nor a job that has lost a lease, because a crash of this process takes all that it holds with it.
+        Outcomes are those of complete_many; the claim is empty without a reason (ask `why_empty`).
+        """
+        limit = limits.integer(slots + ahead, "slots and ahead together", 0, limits.BATCH)
+        asked = {"owner": owner, "limit": limit, "slots": slots, "types": list(leases), "leases": list(leases.values())}
+        with translated(self.conn), self._own_transaction("claim"):
+            if not finished:
+                return [], _claim(self._rows(SQL.claim, asked))
+            ends, begins = (self.conn.cursor(row_factory=psycopg.rows.tuple_row) for _ in range(2))
+            with self.conn.pipeline():
+                ends.execute(SQL.complete_many, _held(finished))
+                if limit:
+                    begins.execute(SQL.claim, asked)
+            # Read only here, after the block's Sync: before the commit is confirmed nothing has happened.
+            hit, rows = ends.fetchall(), begins.fetchall() if limit else []
+            return self._answers("complete", finished, hit), _claim(rows)
+
+    def why_empty(self, types: Sequence[str]) -> Claim:
+        """An empty claim with its reason, for these types, without claiming."""
+        with translated(self.conn):
+            return self._why_empty(list(types))
+
+    def _why_empty(self, types: list[str]) -> Claim:
+        locked, next_run_at = self._row(SQL.why_empty, {"types": types})
+        return Claim((), Empty.LOCKED if locked else Empty.NOT_DUE if next_run_at else Empty.NONE, next_run_at)
 
     def adopt(self, job_id: int, owner: str, *, lease_seconds: float = 30) -> Lease | None:
         """Takes over one job whose lease has ended and which has an attempt left; None where that does not hold."""
@@ -224,12 +247,13 @@ class Queue:
     def _many(self, verb: str, leases: Sequence[Lease], statement: str, **columns) -> list[Outcome]:
         if not leases:
             return []
-        ids = [lease.id for lease in leases]
-        asked = {"ids": ids, "owners": [lease.owner for lease in leases], "epochs": [lease.epoch for lease in leases]}
         with translated(self.conn):
-            hit = {tuple(row[:2]) for row in self._rows(statement, asked | columns)}
-            missed = [lease.id for lease in leases if (lease.id, lease.epoch) not in hit]
-            sights = self._sights(missed) if missed else {}
+            return self._answers(verb, leases, self._rows(statement, _held(leases) | columns))
+
+    def _answers(self, verb: str, leases: Sequence[Lease], rows: list) -> list[Outcome]:
+        hit = {tuple(row[:2]) for row in rows}
+        missed = [lease.id for lease in leases if (lease.id, lease.epoch) not in hit]
+        sights = self._sights(missed) if missed else {}
         return [self._answer(verb, lease, hit, sights) for lease in leases]
 
     def _answer(self, verb: str, lease: Lease, hit: set, sights: dict) -> Outcome:
@@ -367,6 +391,16 @@ def translated(conn: psycopg.Connection):
         yield
     except psycopg.Error as error:
         raise translate(error, conn) from error
+
+
+def _claim(rows) -> Claim:
+    """UPDATE … RETURNING keeps no order, so it is made here."""
+    return Claim(tuple(_lease(row) for row in sorted(rows, key=lambda row: (row[9], row[0]))))
+
+
+def _held(leases: Sequence[Lease]) -> dict[str, list]:
+    columns = {"ids": [lease.id for lease in leases], "owners": [lease.owner for lease in leases]}
+    return columns | {"epochs": [lease.epoch for lease in leases]}
 
 
 def _lease(row) -> Lease:

@@ -1,0 +1,188 @@
+"""What every loop shares: a connection that comes back after an outage, a bounded step, a stop from any thread."""
+
+import logging
+import os
+import random
+import threading
+import time
+from collections import Counter
+
+import psycopg
+from psycopg import conninfo
+
+from . import limits
+from .errors import InfrastructureError, JobQueueError
+from .queue import Queue, translated
+from .sql import SQL
+
+log = logging.getLogger("jobqueue")
+
+CONNECT_SECONDS = 10
+DEAD_PEER_SECONDS = 30  # a peer that doesn't answer for so long is gone
+IDLE_IN_TRANSACTION_SECONDS = 60  # a zombie transaction on an expired row hides it from every reaper
+INCIDENT_SECONDS = 10
+RETRY_SECONDS = (0.1, 2.0)  # between attempts to reconnect, doubled from the first to the second, with jitter
+
+
+class Session:
+    """One autocommit connection, opened at first use and again after `drop`; belongs to one thread at a time.
+
+    prepare_threshold=None is for transaction poolers such as pgbouncer: nothing is prepared and no session state is set.
+    """
+
+    def __init__(self, dsn: str, name: str, *, prepare_threshold: int | None = 5, idle_seconds: float | None = IDLE_IN_TRANSACTION_SECONDS):
+        self.dsn, self.name = dsn, name
+        self.prepare_threshold, self.idle_seconds = prepare_threshold, idle_seconds
+        self._queue: Queue | None = None
+        self._pid = os.getpid()
+
+    @property
+    def queue(self) -> Queue:
+        """Raises InfrastructureError while the database can't be reached."""
+        if os.getpid() != self._pid:
+            raise JobQueueError("this connection was opened before a fork: open one in each process (use spawn, not fork)")
+        if self._queue is None or self._queue.conn.closed:
+            self._queue = Queue(connect(self.dsn, self.name, self.prepare_threshold, self.idle_seconds))
+        return self._queue
+
+    @property
+    def conn(self) -> psycopg.Connection:
+        return self.queue.conn
+
+    @property
+    def is_open(self) -> bool:
+        return self._queue is not None and not self._queue.conn.closed
+
+    def drop(self) -> None:
+        if self._queue is not None:
+            self._queue.conn.close()
+            self._queue = None
+
+
+def connect(dsn: str, name: str, prepare_threshold: int | None = 5, idle_seconds: float | None = None) -> psycopg.Connection:
+    """An autocommit connection in UTC; errors show the address but never the password."""
+    try:
+        given = conninfo.conninfo_to_dict(dsn)
+    except psycopg.Error as error:
+        raise JobQueueError(f"the DSN can't be read: {str(error).strip().splitlines()[0].split(':')[0]}") from None
+    settings: dict[str, object] = {"connect_timeout": CONNECT_SECONDS, "application_name": limits.clip(name, 63)}
+    settings |= {"tcp_user_timeout": DEAD_PEER_SECONDS * 1000, "keepalives_idle": 10, "keepalives_interval": 5}
+    settings |= {field: value for field, value in given.items() if field in settings}
+    if prepare_threshold is not None:
+        settings["options"] = f"{given.get('options', '')} {_options(idle_seconds)}".strip()
+    try:
+        return psycopg.connect(dsn, autocommit=True, prepare_threshold=prepare_threshold, **settings)
+    except psycopg.OperationalError as error:
+        where = f"{given.get('host', 'the local socket')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
+        reason = redacted(str(error).strip(), given.get("password"))
+        raise InfrastructureError(f"can't connect to {where}: {reason}") from None
+
+
+def redacted(text: str, password: str | None) -> str:
+    return text.replace(password, "***") if password else text
+
+
+def _options(idle_seconds: float | None) -> str:
+    idle = 0 if idle_seconds is None else max(1, int(idle_seconds * 1000))
+    given = {"timezone": "UTC", "idle_in_transaction_session_timeout": idle, "tcp_user_timeout": DEAD_PEER_SECONDS * 1000}
+    return " ".join(f"-c {name}={value}" for name, value in given.items())
+
+
+class Incidents:
+    """Counts of what rows can't show, written at most every 10 s; several threads may add."""
+
+    def __init__(self):
+        self._counts: Counter[tuple[str, str | None]] = Counter()
+        self._lock = threading.Lock()
+        self._written = time.monotonic()
+
+    def add(self, name: str, type: str | None = None, n: int = 1) -> None:
+        with self._lock:
+            self._counts[name, type] += n
+
+    def flush(self, conn: psycopg.Connection, *, now: bool = False) -> None:
+        """Writes what has gathered; on an error it is kept for the next time."""
+        if not self._counts or not (now or time.monotonic() - self._written > INCIDENT_SECONDS):
+            return
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        self._written = time.monotonic()
+        names, types = zip(*counts)
+        try:
+            with translated(conn):
+                conn.execute(SQL.incidents, {"names": list(names), "types": list(types), "counts": list(counts.values())})
+        except JobQueueError:
+            with self._lock:
+                self._counts += counts
+            raise
+
+
+class Pause:
+    """The growing, jittered wait between attempts to reach the database."""
+
+    def __init__(self):
+        self._next = RETRY_SECONDS[0]
+
+    def seconds(self) -> float:
+        self._next, now = min(RETRY_SECONDS[1], self._next * 2), self._next
+        return now * random.uniform(0.5, 1)
+
+    def reset(self) -> None:
+        self._next = RETRY_SECONDS[0]
+
+
+class Loop:
+    """`run` is a loop around `run_once`, which does one bounded step and returns how much it did; `stop` from any thread."""
+
+    role = "loop"
+
+    def __init__(self, dsn: str, *, poll_seconds: float = 1, prepare_threshold: int | None = 5):
+        self.poll_seconds = limits.seconds(poll_seconds, "poll_seconds", 0.001, 86_400)
+        self.session = Session(dsn, f"jobqueue {self.role}", prepare_threshold=prepare_threshold)
+        self.incidents = Incidents()
+        self._stopping = threading.Event()
+
+    def run_once(self) -> int:
+        raise NotImplementedError
+
+    def after_outage(self) -> None:
+        """Called once after this loop's own connection was lost, before it asks again."""
+
+    def run(self) -> None:
+        pause = Pause()
+        while not self._stopping.is_set():
+            try:
+                did = self.run_once()
+                self.incidents.flush(self.session.conn)
+                pause.reset()
+                wait = 0 if did else self.poll_seconds
+            except InfrastructureError as error:
+                wait = pause.seconds()
+                log.warning("%s: %s; trying again in %.1f s", self.role, error, wait)
+                self.session.drop()
+                self.after_outage()
+            self._stopping.wait(wait)
+        self.session.drop()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+
+def alert(queue: Queue, job_id: int, on_dead) -> None:
+    """A job has become a dead letter: an ERROR line and the caller's own alarm, which must not stop the loop."""
+    try:
+        job = queue.get(job_id)
+    except JobQueueError as error:
+        log.error("job %s became a dead letter; its row can't be read now: %s", job_id, error)
+        return
+    if job is None:
+        return
+    last = (job.last_error or "").strip().splitlines()
+    log.error("job %s of type %s is %s after %s attempts: %s", job.id, job.type, job.status, job.attempts, last[-1] if last else "")
+    if on_dead is not None:
+        try:
+            on_dead(job)
+        except Exception:
+            log.exception("on_dead raised for job %s", job.id)
+
+

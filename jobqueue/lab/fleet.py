@@ -242,4 +242,4 @@ def check_database(dsn: str) -> None:
     """Loops wait for a database that is down; what begins says so at once, without the password."""
     with connect(dsn, "jobqueue fleet") as conn:
         if not conn.execute(SQL.is_installed).fetchone()[0]:
-            raise FleetError("this database has no schema jobqueue: run `python -m jobqueue install`, or queue.install()")
+            raise FleetError("no schema jobqueue in this database: run `python -m jobqueue install`, or queue.install()")

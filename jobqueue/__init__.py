@@ -2,12 +2,15 @@
 
 from . import metrics
 from .backoff import Backoff
+from .context import Handler
 from .errors import InfrastructureError, JobQueueError, LeaseLost, PermanentError, Retry
 from .model import Empty, Lease
 from .outcome import Outcome
 from .queue import Queue
+from .reaper import Reaper
+from .worker import Worker
 
 __all__ = [
-    "Backoff", "Empty", "InfrastructureError", "JobQueueError", "Lease", "LeaseLost", "Outcome", "PermanentError", "Queue",
-    "Retry", "metrics",
+    "Backoff", "Empty", "Handler", "InfrastructureError", "JobQueueError", "Lease", "LeaseLost", "Outcome", "PermanentError",
+    "Queue", "Reaper", "Retry", "Worker", "metrics",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ PAYLOAD_BYTES = 1 << 20
 PAYLOAD_DEPTH = 100  # the reader's stack must never be what refuses a payload: by then its claim is committed
 ERROR_BYTES = 16 << 10
 HISTORY_ENTRIES = 50
+BRIEF_BYTES = 500
 MAX_ATTEMPTS = 10_000
 LEASE_SECONDS = (0.001, 86_400)
 BATCH = 1_000
@@ -63,8 +64,8 @@ def key(value) -> str | None:
 def types(value) -> list[str] | None:
     if value is None:
         return None
-    if isinstance(value, str):
-        raise InvalidInput("types must be a list of types, not one string")
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise InvalidInput(f"types must be a list of types, not {value!r}")
     return sorted({job_type(one) for one in value})
 
 
@@ -72,16 +73,20 @@ def integer(value, what: str, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidInput(f"{what} must be a whole number, not {value!r}")
     if not least <= value <= most:
-        raise InvalidInput(f"{what} must lie in {least:,}–{most:,}, not {value:,}")
+        raise InvalidInput(f"{what} must lie in {least:,}–{most:,}, not {_shown(value)}")
     return int(value)
 
 
 def seconds(value, what: str, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value in (math.inf, -math.inf):
         raise InvalidInput(f"{what} must be a finite number of seconds, not {value!r}")
     if not least <= value <= most:
-        raise InvalidInput(f"{what} must lie in {least:,}–{most:,} seconds, not {value:,}")
+        raise InvalidInput(f"{what} must lie in {least:,}–{most:,} seconds, not {_shown(value)}")
     return float(value)
+
+
+def _shown(value) -> str:
+    return f"{value:,}" if abs(value) < 10**30 else "a number of more than 30 digits"
 
 
 def lease_seconds(value) -> float:
@@ -178,6 +183,12 @@ def error_text(error) -> str:
     whole = error if isinstance(error, str) else _formatted(error)
     whole = whole.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
     return clip(whole, ERROR_BYTES)
+
+
+def brief(text: str) -> str:
+    """The line of an error text that says what happened (a traceback's last one), for the history."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return clip(lines[-1].strip(), BRIEF_BYTES) if lines else ""
 
 
 def _formatted(error: BaseException) -> str:

@@ -36,6 +36,7 @@ class Claim:
     leases: tuple[Lease, ...]
     empty: Empty | None = None
     next_run_at: datetime | None = None
+    asked_at: datetime | None = None  # the database's time of an empty answer
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self.leases)

@@ -86,7 +86,7 @@ class Queue:
 
     def _enqueue_batch(self, checked: list[dict], places: list[int], results: dict[int, Enqueued]) -> None:
         columns = _columns([checked[place] for place in places])
-        for ord_, id_ in self._rows(SQL.enqueue_many, columns):
+        for ord_, id_, _ in self._rows(SQL.enqueue_many, columns):
             results[places[ord_ - 1]] = Enqueued(id_, True)
         if any(place not in results for place in places):
             for ord_, id_, matches in self._rows(SQL.key_look_many, columns):
@@ -135,8 +135,8 @@ class Queue:
             return self._why_empty(list(types))
 
     def _why_empty(self, types: list[str]) -> Claim:
-        locked, next_run_at = self._row(SQL.why_empty, {"types": types})
-        return Claim((), Empty.LOCKED if locked else Empty.NOT_DUE if next_run_at else Empty.NONE, next_run_at)
+        locked, next_run_at, asked_at = self._row(SQL.why_empty, {"types": types})
+        return Claim((), Empty.LOCKED if locked else Empty.NOT_DUE if next_run_at else Empty.NONE, next_run_at, asked_at)
 
     def adopt(self, job_id: int, owner: str, *, lease_seconds: float = 30) -> Lease | None:
         """Takes over one job whose lease has ended and which has an attempt left; None where that does not hold."""
@@ -164,7 +164,7 @@ class Queue:
 
     def heartbeat_many(self, leases: Sequence[Lease], *, lease_seconds: float | Sequence[float] = 30) -> list[Outcome]:
         """One statement for all (lease_seconds: one for all, or one each); never waits: HELD means locked, send again."""
-        each = [lease_seconds] * len(leases) if isinstance(lease_seconds, (int, float)) else list(lease_seconds)
+        each = list(lease_seconds) if isinstance(lease_seconds, (list, tuple)) else [lease_seconds] * len(leases)
         if len(each) != len(leases):
             raise InvalidInput(f"lease_seconds has {len(each)} entries for {len(leases)} leases")
         return self._many("heartbeat", leases, SQL.heartbeat_many, seconds=[limits.lease_seconds(one) for one in each])
@@ -193,17 +193,17 @@ class Queue:
 
     def fail_and_tell(self, lease, error, *, delay_seconds=None, permanent=False, backoff=_DEFAULT_BACKOFF):
         """As `fail`; also the status that this call gave the job (None where it changed nothing)."""
-        given = backoff.delay(lease.attempt, self.rng) if delay_seconds is None else limits.delay_seconds(delay_seconds)
+        delay = backoff.delay(lease.attempt, self.rng) if delay_seconds is None else limits.delay_seconds(delay_seconds)
         verb = "fail permanently" if permanent else "fail"
         told: list = []
-        outcome = self._transition(
-            verb, lease, SQL.fail, told, error=limits.error_text(error), delay=given, permanent=bool(permanent)
-        )
+        text = limits.error_text(error)
+        given = {"error": text, "brief": limits.brief(text), "delay": delay, "permanent": bool(permanent)}
+        outcome = self._transition(verb, lease, SQL.fail, told, **given)
         return outcome, told[0][0] if told else None
 
     def release(self, lease: Lease, reason: str, *, delay_seconds: float = 0, counted: bool = True) -> Outcome:
         """Gives the job and its attempt back: trouble of the infrastructure, or a shutdown; for work that did not finish."""
-        given = {"reason": limits.error_text(reason), "delay": limits.delay_seconds(delay_seconds), "counted": bool(counted)}
+        given = {"reason": limits.brief(limits.error_text(reason)), "delay": limits.delay_seconds(delay_seconds), "counted": bool(counted)}
         return self._transition("release", lease, SQL.release, **given)
 
     def publish(self, lease: Lease, name: str, digest: str) -> Outcome:
@@ -388,7 +388,7 @@ class Queue:
 def translated(conn: psycopg.Connection):
     """Errors of psycopg leave as the queue's own, with the cause kept."""
     try:
-        yield
+        yield conn
     except psycopg.Error as error:
         raise translate(error, conn) from error
 

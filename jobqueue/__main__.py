@@ -1,0 +1,258 @@
+"""The door: `python -m jobqueue …`; signals, exit codes and one clear line for an error live here and nowhere else."""
+
+import argparse
+import contextlib
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+
+from . import limits, metrics
+from .errors import InvalidInput, JobQueueError
+from .loop import connect
+from .queue import Queue
+from .reaper import Reaper
+from .worker import STUCK, Worker
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    _log(options)
+    try:
+        return options.run(options) or 0
+    except JobQueueError as error:
+        if options.verbose:
+            raise
+        print(f"jobqueue {options.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m jobqueue", description="A table queue on PostgreSQL.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (run, text, add) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(run=run)
+        command.add_argument("--dsn", help="else JOBQUEUE_DSN, else the laboratory's own server")
+        command.add_argument("-v", "--verbose", action="store_true", help="debug lines, and tracebacks of errors")
+        command.add_argument("--log-json", action="store_true", help="log lines as JSON")
+        add(command)
+    return parser
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _install(options) -> None:
+    with _queue(options) as queue:
+        queue.install(roles=options.roles)
+    print("installed")
+
+
+def _worker(options) -> int:
+    with _dsn(options) as dsn:
+        given = {"owner": options.owner, "concurrency": options.concurrency, "grace_seconds": options.grace_seconds}
+        given |= {"poll_seconds": options.poll_seconds, "prefetch": options.prefetch, "artifacts": options.artifacts}
+        pooled = {"prepare_threshold": None} if options.pooled else {}
+        fresh = {"fresh_owner": True} if options.fresh_owner else {}
+        worker = Worker(dsn, _handlers(options.handlers), **given, **pooled, **fresh)
+        _run(worker)
+        return STUCK if worker.stuck else 0
+
+
+def _reaper(options) -> None:
+    with _dsn(options) as dsn:
+        _run(Reaper(dsn, poll_seconds=options.poll_seconds, limit=options.limit, outage_grace_seconds=options.outage_grace_seconds))
+
+
+def _enqueue(options) -> None:
+    payload = _json(options.payload)
+    with _queue(options) as queue:
+        added = queue.enqueue(
+            options.type, payload, key=options.key, delay_seconds=options.delay_seconds, max_attempts=options.max_attempts
+        )
+    print(json.dumps(added._asdict()))
+
+
+def _stats(options) -> int:
+    with _connection(options) as conn:
+        found = metrics.snapshot(conn)
+    print(f"ready {found.ready} (due {found.depth.due}, future {found.depth.future}), running {sum(found.running.values())}, "
+          f"dead {sum(found.dead.values())}, done in the last minute {found.done_per_minute}")  # fmt: skip
+    for type, age in sorted(found.oldest_ready_age_seconds.items()):
+        print(f"  oldest due {type}: {age:.1f} s")
+    return 0
+
+
+def _explain(options) -> None:
+    with _queue(options) as queue:
+        print(queue.explain(options.id))
+
+
+def _dead(options) -> None:
+    with _queue(options) as queue:
+        for job in queue.dead_letters(type=options.type, limit=options.limit):
+            print(f"{job.id}\t{job.type}\t{job.status}\t{job.finished_at:%Y-%m-%d %H:%M:%S}\t{limits.brief(job.last_error or '')}")
+
+
+def _redrive(options) -> None:
+    with _queue(options) as queue:
+        ids = queue.redrive(options.ids or None, type=options.type, cancelled=options.cancelled)
+    print(f"redriven: {len(ids)}{' (' + ', '.join(map(str, ids[:20])) + ')' if ids else ''}")
+
+
+def _cancel(options) -> None:
+    with _queue(options) as queue:
+        print(queue.cancel(options.id).message)
+
+
+# ---------------------------------------------------------------- their arguments
+
+
+def _nothing(command) -> None:
+    pass
+
+
+def _install_arguments(command) -> None:
+    command.add_argument("--roles", action="store_true", help="also create jobqueue_producer, jobqueue_worker, jobqueue_observer")
+
+
+def _worker_arguments(command) -> None:
+    command.add_argument("--handlers", required=True, metavar="module:NAME", help="a dict of type to callable or Handler")
+    command.add_argument("--owner", help="the name in locked_by (default: unique to each start)")
+    command.add_argument("--fresh-owner", action="store_true", help="--owner is unique to this start")
+    command.add_argument("--concurrency", type=int, default=4)
+    command.add_argument("--prefetch", type=int, default=200)
+    command.add_argument("--poll-seconds", type=float, default=1)
+    command.add_argument("--grace-seconds", type=float, default=10)
+    command.add_argument("--artifacts", metavar="DIR", help="folder for published files")
+    command.add_argument("--pooled", action="store_true", help="behind a transaction pooler such as pgbouncer")
+
+
+def _reaper_arguments(command) -> None:
+    command.add_argument("--poll-seconds", type=float, default=1)
+    command.add_argument("--limit", type=int, default=100)
+    command.add_argument("--outage-grace-seconds", type=float, default=30)
+
+
+def _enqueue_arguments(command) -> None:
+    command.add_argument("type")
+    command.add_argument("payload", nargs="?", default="null", help="JSON")
+    command.add_argument("--key")
+    command.add_argument("--delay-seconds", type=float)
+    command.add_argument("--max-attempts", type=int, default=5)
+
+
+def _id_arguments(command) -> None:
+    command.add_argument("id", type=int)
+
+
+def _dead_arguments(command) -> None:
+    command.add_argument("--type")
+    command.add_argument("--limit", type=int, default=100)
+
+
+def _redrive_arguments(command) -> None:
+    command.add_argument("ids", type=int, nargs="*", metavar="ID")
+    command.add_argument("--type")
+    command.add_argument("--cancelled", action="store_true", help="cancelled jobs, too")
+
+
+COMMANDS = {
+    "install": (_install, "Create or upgrade the schema.", _install_arguments),
+    "worker": (_worker, "Run jobs until SIGTERM.", _worker_arguments),
+    "reaper": (_reaper, "Take ended leases away until SIGTERM.", _reaper_arguments),
+    "enqueue": (_enqueue, "Add one job.", _enqueue_arguments),
+    "stats": (_stats, "The queue at this instant.", _nothing),
+    "explain": (_explain, "One job's whole story.", _id_arguments),
+    "dead": (_dead, "Dead letters with their reasons.", _dead_arguments),
+    "redrive": (_redrive, "Dead letters back to ready.", _redrive_arguments),
+    "cancel": (_cancel, "Cancel one job.", _id_arguments),
+}
+
+
+# ---------------------------------------------------------------- shared by commands
+
+
+@contextlib.contextmanager
+def _dsn(options):
+    dsn = options.dsn or os.environ.get("JOBQUEUE_DSN")
+    if dsn:
+        yield dsn
+        return
+    try:
+        from .lab import database  # the only place where the core reaches for the laboratory, and only without a DSN
+    except ImportError:
+        raise JobQueueError("no database: give --dsn or set JOBQUEUE_DSN (or install jobqueue[lab] for an own server)") from None
+    with database.start(fresh=False) as own:
+        yield own
+
+
+@contextlib.contextmanager
+def _connection(options):
+    with _dsn(options) as dsn, connect(dsn, f"jobqueue {options.command}") as conn:
+        yield conn
+
+
+@contextlib.contextmanager
+def _queue(options):
+    with _connection(options) as conn:
+        yield Queue(conn)
+
+
+def _run(loop) -> None:
+    """SIGTERM and SIGINT only set a flag; a second one ends the process as usual."""
+
+    def stop(number, frame):
+        loop.stop()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    loop.run()
+
+
+def _handlers(name: str) -> dict:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise InvalidInput(f"--handlers must look like module:NAME, not {name!r}")
+    sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise InvalidInput(f"--handlers {name}: {error}") from error
+    except AttributeError as error:
+        raise InvalidInput(f"--handlers {name}: {error}") from error
+
+
+def _json(text: str):
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(f"the payload is not JSON: {error}") from None
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"at": self.formatTime(record), "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _log(options) -> None:
+    handler = logging.StreamHandler()
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(_JsonLines() if options.log_json else plain)
+    logging.basicConfig(level=logging.DEBUG if options.verbose else logging.INFO, handlers=[handler], force=True)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    # A slot stuck in a handler that never returns must not keep the process: its supervisor waits for this code.
+    os._exit(code) if code == STUCK else sys.exit(code)

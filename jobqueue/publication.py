@@ -1,0 +1,1 @@
+"""Candidates: files written beside, fsynced and renamed; the database decides which one is the result."""

@@ -49,7 +49,7 @@ def nothing_left_behind() -> Iterator[None]:
     try:
         wait_until(lambda: not processes_of(HOME), 12, "the end of everything that the tests started")
     except AssertionError:
-        left = [f"{process.pid} {' '.join(process.cmdline())[:200]}" for process in processes_of(HOME)]
+        left = [f"{process.pid} {' '.join(process.cmdline())[:300]}" for process in processes_of(HOME)]
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
 
 

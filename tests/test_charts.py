@@ -1,13 +1,15 @@
 """Charts are asked what they show: titles computed from the data, the data itself, and no text that collides."""
 
+import random
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from jobqueue import Backoff
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import charts, labels, style
+from jobqueue.lab import charts, labels, style, theory
 from jobqueue.lab.charts.fault import spells
 from jobqueue.lab.charts.life import Phase, story
 
@@ -364,3 +366,150 @@ def test_instants_and_numbers_are_not_mixed():
 
 def test_a_notebook_shows_the_figure_as_a_picture():
     assert charts.queue_age(ages())._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+RNG = np.random.default_rng(11)
+POLICIES = {jitter: Backoff(jitter=jitter, ceiling_seconds=60) for jitter in ("none", "full", "equal", "decorrelated")}
+
+
+def delays(attempts=range(1, 11), each=400):
+    rng = random.Random(1)
+    rows = [(name, k, policy.delay(k, rng)) for name, policy in POLICIES.items() for k in attempts for _ in range(each)]
+    return pd.DataFrame(rows, columns=["policy", "attempt", "delay_seconds"])
+
+
+def runs():
+    rows = [(name, n, n**power, n / 10) for name, power in (("none", 2), ("full", 1.1)) for n in (10, 50, 200)]
+    return pd.DataFrame(rows, columns=["policy", "competitors", "calls", "seconds"])
+
+
+def loads():
+    rows = [
+        (rho, *(theory.queue_age_quantile(q, rho * 4 / 3, 3.0, 4) for q in (0.5, 0.95, 0.99)))
+        for rho in (0.5, 0.8, 0.95)
+    ]
+    return pd.DataFrame(rows, columns=["utilisation", "p50", "p95", "p99"])
+
+
+def recoveries():
+    rows = [(lease, lease - left) for lease in (2.0, 10.0, 60.0) for left in np.linspace(0, lease / 3, 40)]
+    return pd.DataFrame(rows, columns=["lease_seconds", "recovery_seconds"])
+
+
+EXPIRIES = pd.DataFrame({"lease_seconds": [2.0, 10.0, 60.0], "freezes": [100, 100, 100], "expired": [84, 43, 1]})
+FINISHED = pd.DataFrame({"status": ["done"] * 90 + ["dead"] * 10, "attempts": [1] * 60 + [2] * 30 + [3] * 10})
+DEAD = pd.DataFrame({"time_seconds": np.arange(70) * 60.0, "cause": [f"cause {i % 7}" for i in range(70)]})
+BY_TYPE = pd.DataFrame(
+    [(t, kind, n) for t in range(60) for kind, n in (("mail", 5), ("report", t // 20), ("$x$", 1))],
+    columns=["time_seconds", "type", "running"],
+)
+NIGHT = datetime(2026, 10, 24, 22, tzinfo=UTC)
+SLOTS = pd.DataFrame({"schedule_id": "0 * * * *", "slot": [NIGHT + timedelta(hours=h) for h in range(6)]})
+WEEK = pd.DataFrame({"at": [NIGHT + timedelta(hours=h) for h in range(150)], "age": np.arange(150) % 24 + 0.5})
+
+MORE = {
+    "delay by attempt": lambda: charts.delay_by_attempt(delays(), POLICIES, **ABOUT),
+    "retry herd": lambda: charts.retry_herd(delays([1], 2000).drop(columns="attempt"), **ABOUT),
+    "contention": lambda: charts.contention(runs(), **ABOUT),
+    "age against load": lambda: charts.age_against_load(loads(), servers=4, mean_service_seconds=3.0, **ABOUT),
+    "lease length": lambda: charts.lease_length(recoveries(), EXPIRIES, mean_freeze_seconds=10.0),
+    "lease length of one": lambda: charts.lease_length(recoveries().head(40), None),
+    "attempts to death": lambda: charts.attempts_to_death(FINISHED, failure=0.4, max_attempts=3, **ABOUT),
+    "dead letters": lambda: charts.dead_letters(DEAD, FAULTS, **ABOUT),
+    "running by type": lambda: charts.running_by_type(BY_TYPE, **ABOUT),
+    "lease expirations": lambda: charts.lease_expirations(DEAD, FAULTS, until_seconds=7200, **ABOUT),
+    "missed slots": lambda: charts.missed_slots(SLOTS.assign(reason=["misfire", "overlap"] * 3), **ABOUT),
+    "slot ledger": lambda: charts.slot_ledger(SLOTS, "Europe/Berlin", **ABOUT),
+    "a week": lambda: charts.week(WEEK, "age", label="queue age (s)", **ABOUT),
+}
+EMPTY = {
+    "no delays": lambda: charts.delay_by_attempt(None, {}),
+    "no retries": lambda: charts.retry_herd(None),
+    "no runs": lambda: charts.contention(None),
+    "no kills": lambda: charts.lease_length(None, None),
+    "no finished jobs": lambda: charts.attempts_to_death(None),
+    "no dead letters": lambda: charts.dead_letters(None),
+    "no samples": lambda: charts.running_by_type(None),
+    "no lost leases": lambda: charts.lease_expirations(None),
+    "no missed slots": lambda: charts.missed_slots(None),
+    "no slots": lambda: charts.slot_ledger(None, "UTC"),
+}
+
+
+@pytest.mark.parametrize("figure", [*MORE.values(), *EMPTY.values()], ids=[*MORE, *EMPTY])
+def test_no_text_collides_in_the_charts_of_a_review(figure):
+    assert labels.clashes(figure()) == []
+
+
+@pytest.mark.parametrize("said, figure", EMPTY.items(), ids=EMPTY)
+def test_a_chart_without_data_says_what_is_missing(said, figure):
+    assert said in texts(figure())
+
+
+TITLES = {
+    "retry herd": "Peak retry rate × mean delay ÷ N: full 0.52, decorrelated 1.06, equal 1.61; none sends all at one instant",
+    "contention": "With 200 competitors full needs the fewest calls (340), none the least time (20 s)",
+    "age against load": "At 95% utilisation the p99 of queue age is 66.6 s; M/M/4 says 66.6 s",
+    "lease length": "A lease of 2 s: p95 recovery 1.97 s, 84% of freezes lose the lease; "
+    "a lease of 60 s: p95 recovery 59 s, 1% of freezes lose the lease",
+    "attempts to death": "10 of 100 finished jobs (10.00%) ended as dead letters; independent failures would give 6.40%",
+    "dead letters": "70 dead letters, 10 of them by cause 0",
+    "running by type": "At most 8 running at once; mail peaked at 5",
+    "lease expirations": "70 leases lost in 2 h, 35 an hour; the worst 5 min had 5",
+    "missed slots": "6 slots of 1 schedule missed: 3 misfire, 3 overlap",
+    "slot ledger": "6 slots fired, 0 missed across the change of Europe/Berlin, 60 min back at 2026-10-25 01:00 UTC",
+    "a week": "Highest queue age (s): 23.5 on Sat at 21:00; lowest: 0.5 on Sat at 22:00",
+}
+
+
+@pytest.mark.parametrize("chart", TITLES)
+def test_the_title_of_a_review_chart_is_computed_from_its_data(chart):
+    assert MORE[chart]().finding == TITLES[chart]
+
+
+def test_drawn_means_and_closed_forms_stand_in_one_panel():
+    figure = MORE["delay by attempt"]()
+    full = figure.axes[1]
+    drawn, closed = (
+        next(a.get_ydata() for a in full.lines if a.get_label() == label) for label in ("drawn", "closed form")
+    )
+    assert list(closed) == [theory.mean_delay(POLICIES["full"], k) for k in range(1, 11)]
+    assert list(drawn) == pytest.approx(list(closed), rel=0.15)
+
+
+def test_the_band_of_the_closed_form_holds_the_p5_and_p95_of_the_draws():
+    part = delays([5], 4000)
+    drawn = part[part["policy"] == "full"]["delay_seconds"].quantile([0.05, 0.95]).tolist()
+    assert drawn == pytest.approx([theory.delay_quantile(q, POLICIES["full"], 5) for q in (0.05, 0.95)], rel=0.1)
+
+
+def test_a_policy_that_is_not_explained_is_refused():
+    with pytest.raises(
+        InvalidInput, match="^charts.delay_by_attempt: the frame has a policy that `policies` lacks: 'full'$"
+    ):
+        charts.delay_by_attempt(delays(), {"none": POLICIES["none"]})
+
+
+def test_causes_beyond_the_fifth_are_added_up_and_announced():
+    said = texts(MORE["dead letters"]())
+    assert "Note: 3 more are added up as other" in said and "30 other" in said
+
+
+def test_the_hour_that_comes_twice_is_shown_twice_on_the_wall_clock():
+    top = MORE["slot ledger"]().axes[0]
+    assert [text.get_text() for text in top.texts] == ["00:00", "01:00", "02:00", "02:00", "03:00", "04:00"]
+
+
+def test_a_naive_slot_is_refused():
+    with pytest.raises(InvalidInput, match="^charts.slot_ledger: an instant has no time zone$"):
+        charts.slot_ledger(SLOTS.assign(slot=datetime(2026, 10, 25, 2)), "Europe/Berlin")
+
+
+def test_a_cell_of_the_week_is_the_mean_of_its_hour():
+    two = pd.DataFrame({"at": [NIGHT, NIGHT + timedelta(minutes=30)], "age": [1.0, 4.0]})
+    grid = charts.week(two, "age").axes[0].images[0].get_array()
+    assert (grid[5, 22], int(grid.count())) == (2.5, 1)
+
+
+def test_hours_without_a_sample_are_announced():
+    assert "18 hours without a sample: hatched" in texts(MORE["a week"]())

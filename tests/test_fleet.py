@@ -1,17 +1,24 @@
 """The supervisor and its client on plain processes, then a fleet of real workers: faults, facts, nothing left over."""
 
 import os
+import random
 import select
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM
 
 import psutil
 import pytest
 from helpers import wait_until
+from psycopg.conninfo import make_conninfo
 
+from jobqueue import InfrastructureError
+from jobqueue.errors import InvalidInput
+from jobqueue.lab import handlers
+from jobqueue.lab.fleet import Fleet
 from jobqueue.lab.processes import FleetError, Processes
 
 ROOT = Path(__file__).parents[1]
@@ -221,3 +228,183 @@ print([p.state for p in processes.status().values()], flush=True)
         kernel.kill()
         kernel.wait()
         wait_until(lambda: all(map(gone, pids)), 10)
+
+
+# --- A fleet of real workers ---
+
+LEASE = 2.0
+REAPER_SECONDS = POLL_SECONDS = 1.0  # the defaults of `python -m jobqueue reaper` and `worker`
+SLACK = 1.0                          # two cores, shared with the rest of the tests
+
+
+@pytest.fixture
+def fleet(dsn):
+    """Two real workers with one slot each, whose jobs run under a short lease."""
+    environment = handlers.environment(lease_seconds=LEASE)
+    with Fleet(dsn, size=2, concurrency=1, grace_seconds=0, environment=environment) as running:
+        yield running
+
+
+def begun(queue, job_id, epoch=1):
+    """The job, once its epoch is running."""
+    return wait_until(lambda: (row := queue.get(job_id)).status == "running" and row.epoch == epoch and row, 15)
+
+
+def holder(fleet, queue, job_id):
+    owners = [worker.owner for worker in fleet.workers]
+    return owners.index(begun(queue, job_id).locked_by)
+
+
+def ends(job):
+    return [(entry["event"], entry["epoch"]) for entry in job.history]
+
+
+def test_a_fleet_runs_jobs_and_leaves_no_process(dsn, queue, server):
+    with Fleet(dsn, size=2) as fleet:
+        jobs = [queue.enqueue("job", {"seconds": 0.01}).id for _ in range(20)]
+        wait_until(lambda: all(queue.get(id).status == "done" for id in jobs), 20)
+        facts = fleet.workers + fleet.loops
+        assert [(worker.name, worker.state, worker.symbol) for worker in facts] == [
+            ("worker-0", "running", "●"), ("worker-1", "running", "●"), ("reaper", "running", "●")]
+        assert {queue.get(id).finished_by for id in jobs} <= {worker.owner for worker in facts}
+    assert [worker.state for worker in fleet.workers] == ["exited", "exited"]
+    assert [worker.code for worker in fleet.workers] == [0, 0]
+    assert all(gone(worker.pid) for worker in facts)
+
+
+def test_a_job_of_a_killed_worker_is_ready_within_its_lease_and_a_reaper_period_and_runs_again(fleet, queue):
+    job_id = queue.enqueue("job", {"seconds": 1.5}).id
+    fleet.kill(victim := holder(fleet, queue, job_id))
+    killed_at = fleet.events[-1].at
+    again = begun(queue, job_id, epoch=2)
+    lost_at = datetime.fromisoformat(again.history[0]["at"])
+    assert (lost_at - killed_at).total_seconds() < LEASE + REAPER_SECONDS + SLACK
+    assert (again.started_at - again.run_at).total_seconds() < POLL_SECONDS + SLACK
+    assert again.run_at >= lost_at
+    done = wait_until(lambda: (row := queue.get(job_id)).status == "done" and row, 15)
+    assert (ends(done), done.attempts, done.lease_losses) == ([("lost", 1)], 2, 1)
+    assert (fleet.workers[victim].state, fleet.workers[victim].code) == ("killed", -SIGKILL)
+
+
+def test_a_job_of_a_stopped_worker_is_released_and_no_attempt_is_used(fleet, queue):
+    job_id = queue.enqueue("job", {"seconds": 1.0}).id
+    fleet.stop(victim := holder(fleet, queue, job_id))
+    done = wait_until(lambda: (row := queue.get(job_id)).status == "done" and row, 15)
+    assert (ends(done), done.attempts, done.lease_losses, done.releases) == ([("released", 1)], 1, 0, 0)
+    wait_until(lambda: not fleet.workers[victim].alive, 10)
+    assert (fleet.workers[victim].state, fleet.workers[victim].code) == ("exited", 0)
+
+
+def test_a_worker_paused_past_its_lease_is_told_that_it_lost_and_its_effect_is_not_applied(fleet, queue, conn):
+    handlers.prepare(conn)
+    job_id = queue.enqueue("job", {"seconds": 0.5, "stubborn": True, "record": True}).id
+    fleet.pause(victim := holder(fleet, queue, job_id))
+    done = wait_until(lambda: (row := queue.get(job_id)).status == "done" and row, 20)
+    fleet.resume(victim)
+    wait_until(lambda: "LOST" in fleet.log(victim), 10)
+    effects = conn.execute("select destination, epoch from jobqueue_lab.effect order by at").fetchall()
+    assert (ends(done), done.finished_epoch) == ([("lost", 1)], 2)
+    # Outside the transaction the late effect arrives, after the one of the newer epoch: what a fence is for.
+    assert effects == [("outside", 2), ("transaction", 2), ("outside", 1)]
+
+
+def test_a_worker_whose_sessions_are_cut_recovers_and_no_attempt_is_charged(fleet, queue):
+    job_id = queue.enqueue("job", {"seconds": 1.5}).id
+    assert fleet.cut(victim := holder(fleet, queue, job_id)) >= 1
+    done = wait_until(lambda: (row := queue.get(job_id)).status == "done" and row, 15)
+    assert (done.attempts, done.lease_losses) == (1, 0)
+    assert (fleet.workers[victim].state, fleet.events[-1].kind) == ("running", "cut")
+
+
+def test_a_worker_whose_slots_are_stuck_is_replaced_under_a_new_owner(fleet, queue):
+    job_id = queue.enqueue("stuck", max_attempts=1).id
+    victim = holder(fleet, queue, job_id)
+    before = fleet.workers[victim]
+    wait_until(lambda: fleet.workers[victim].pid != before.pid and fleet.workers[victim].state == "running", 20)
+    assert fleet.workers[victim].owner == before.owner[:-1] + "2"
+    assert [event.kind for event in fleet.events if event.target == before.name] == ["start", "exit", "restart"]
+    assert queue.get(job_id).status == "dead"
+
+
+def test_a_poison_job_kills_workers_until_it_is_dead_and_they_can_be_started_again(fleet, queue):
+    job_id = queue.enqueue("poison", max_attempts=1).id
+    wait_until(lambda: queue.get(job_id).status == "dead", 15)
+    victim = next(i for i, worker in enumerate(fleet.workers) if worker.state == "killed")
+    fleet.start(victim)
+    wait_until(lambda: fleet.workers[victim].state == "running", 15)
+    assert (queue.get(job_id).attempts, queue.get(job_id).lease_losses) == (1, 1)
+
+
+def test_all_can_be_paused_resumed_and_restarted_and_a_random_one_killed(fleet):
+    fleet.pause_all()
+    assert [worker.state for worker in fleet.workers] == ["paused", "paused"]
+    fleet.resume_all()
+    assert [worker.state for worker in fleet.workers] == ["running", "running"]
+    victim = fleet.kill_random(random.Random(7))
+    fleet.restart(victim)
+    fleet.restart(1 - victim)
+    wait_until(lambda: [worker.state for worker in fleet.workers] == ["running", "running"], 20)
+    assert [worker.owner[-2:] for worker in fleet.workers] == [".2", ".2"]
+    fleet.stop_all()
+    wait_until(lambda: [worker.state for worker in fleet.workers] == ["exited", "exited"], 10)
+
+
+def test_a_target_that_is_not_there_is_refused(fleet):
+    with pytest.raises(InvalidInput, match="^no 2 in this fleet: it has 0 to 1, reaper, worker-0, worker-1$"):
+        fleet.kill(2)
+
+
+@pytest.mark.parametrize("handlers, problem", [
+    ("nowhere:HANDLERS", "nowhere"),
+    ("jobqueue.lab.handlers:NOTHING", "NOTHING"),
+    ("jobqueue.lab.handlers:OUTSIDE", "handlers must map"),
+])
+def test_handlers_that_cannot_be_loaded_end_the_start_with_the_workers_own_words(dsn, handlers, problem):
+    with pytest.raises(FleetError, match=rf"^worker-\d ended at once \(exit [12]\): .*{problem}"), Fleet(dsn, handlers):
+        pass
+
+
+def test_handlers_that_are_no_module_and_name_are_refused_before_anything_starts(dsn):
+    with pytest.raises(InvalidInput, match="^handlers must be 'module:NAME', not 'print'$"):
+        Fleet(dsn, handlers="print")
+
+
+def test_a_fleet_on_a_database_that_is_not_there_says_so_without_the_password():
+    fleet = Fleet("host=127.0.0.1 port=1 dbname=none user=u password=hush-hush")
+    with pytest.raises(InfrastructureError, match="can't connect to 127.0.0.1:1/none: ") as refused, fleet:
+        pass
+    assert "hush-hush" not in str(refused.value)
+
+
+def test_no_process_list_shows_the_password(dsn, queue):
+    with Fleet(make_conninfo(dsn, password="hush-hush"), size=1) as fleet:
+        pids = [worker.pid for worker in fleet.workers + fleet.loops] + [psutil.Process(fleet.workers[0].pid).ppid()]
+        shown = " ".join(" ".join(psutil.Process(pid).cmdline()) for pid in pids)
+    assert ("jobqueue" in shown, "hush" in shown) == (True, False)
+
+
+KERNEL = """
+import sys, time
+from jobqueue.lab.fleet import Fleet
+fleet = Fleet(sys.argv[1], size=2).__enter__()
+fleet.pause(0)
+pids = [worker.pid for worker in fleet.workers + fleet.loops]
+try:
+    print(*pids, flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print([worker.state for worker in fleet.workers + fleet.loops], flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_kernel_can_be_interrupted_and_when_it_is_killed_no_worker_is_left(dsn):
+    kernel = subprocess.Popen([sys.executable, "-c", KERNEL, dsn], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                              start_new_session=True)
+    pids = [int(pid) for pid in kernel.stdout.readline().split()]
+    pids.append(psutil.Process(pids[0]).ppid())
+    os.killpg(kernel.pid, SIGINT)
+    assert kernel.stdout.readline() == "['paused', 'running', 'running']\n"
+    kernel.kill()
+    kernel.wait()
+    wait_until(lambda: all(map(gone, pids)), 10)

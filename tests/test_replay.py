@@ -7,7 +7,7 @@ import pytest
 
 from jobqueue import InfrastructureError, Queue
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import database, workload
+from jobqueue.lab import database
 from jobqueue.lab.fleet import FleetError
 from jobqueue.lab.replay import Feed
 from jobqueue.lab.workload import Workload
@@ -79,7 +79,8 @@ def test_a_database_that_restarts_delays_a_feed_and_loses_nothing(steady):
 
 
 def test_a_database_without_the_schema_is_an_error_at_once(server, steady):
-    with database.scratch(server.dsn) as empty, pytest.raises(FleetError, match="^no schema jobqueue in this database: run"):
+    refused = pytest.raises(FleetError, match="^no schema jobqueue in this database: run")
+    with database.scratch(server.dsn) as empty, refused:
         Feed(empty, steady).start()
 
 

@@ -1,6 +1,7 @@
 """Finds the programs of a PostgreSQL server that this user, or the unprivileged one that root becomes, can run."""
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -107,24 +108,27 @@ def _version(folder: Path) -> str | None:
 
 def _copy(install: Path, home: Path) -> Path:
     """A copy that everybody may read. Renamed into place: two that copy at once both end up with a whole one."""
+    package = install.parent
     mark = f"{install}{(install / 'bin' / 'postgres').stat().st_mtime_ns}"
     target = home / f"binaries-{sha256(os.fsencode(mark)).hexdigest()[:12]}"
-    if target.exists():
-        return target
     new = Path(tempfile.mkdtemp(dir=home, prefix="copy-"))
-    for part in ("bin", "lib", "share"):
-        shutil.copytree(install / part, new / part, symlinks=True)
-    for folder, _, files in os.walk(new):
+    if not target.exists():
+        for part in (*(f"{package.name}/{install.name}/{name}" for name in ("bin", "lib", "share")), f"{package.name}.libs"):
+            if (package.parent / part).exists():  # the libraries that the wheel brings lie beside it
+                shutil.copytree(package.parent / part, new / part, symlinks=True)
+        _open_to_all(new)
+        with contextlib.suppress(OSError):  # another was faster
+            new.rename(target)
+    shutil.rmtree(new, ignore_errors=True)
+    return target / package.name / install.name
+
+
+def _open_to_all(copied: Path) -> None:
+    for folder, _, files in os.walk(copied):
         os.chmod(folder, 0o755)
-        for file in files:
-            path = Path(folder, file)
+        for path in (Path(folder, file) for file in files):
             if not path.is_symlink():
                 path.chmod(path.stat().st_mode | (0o055 if path.stat().st_mode & 0o100 else 0o044))
-    try:
-        new.rename(target)
-    except OSError:  # another was faster
-        shutil.rmtree(new)
-    return target
 
 
 def _group() -> int:

@@ -81,6 +81,11 @@ class Server:
         return self._plan.dsn
 
     @property
+    def sockets(self) -> str:
+        """Folder of the server's socket."""
+        return self._plan.sockets
+
+    @property
     def version(self) -> str:
         return self._found.version
 
@@ -245,8 +250,8 @@ class _Link:
 
     def __init__(self, connected: socket.socket, spawned: subprocess.Popen[bytes] | None) -> None:
         self.socket = connected
-        self.lines = connected.makefile()
         self.spawned = spawned
+        self.received = b""
 
     def ask(self, op: str, timeout_seconds: float, **fields: Any) -> dict[str, Any] | None:
         """The keeper's answer; None when there is no keeper any more."""
@@ -254,7 +259,7 @@ class _Link:
         self.socket.settimeout(timeout_seconds)
         try:
             self.socket.sendall(json.dumps({"op": op, **fields}).encode() + b"\n")
-            while line := self.lines.readline():
+            while line := self._line():
                 answer: dict[str, Any] = json.loads(line)
                 if "error" in answer:
                     raise DatabaseError(f"the server did not {op}: {answer['error']}")
@@ -263,7 +268,8 @@ class _Link:
         except TimeoutError:
             raise DatabaseError(f"the server did not {op} within {timeout_seconds:g} s") from None
         except OSError:
-            pass
+            pass  # reset by a keeper that was killed
+        self.close(wait=False)
         return None
 
     def close(self, wait: bool) -> None:
@@ -272,10 +278,18 @@ class _Link:
             self.socket.settimeout(30.0)
             while wait and self.socket.recv(4096):
                 pass
-        self.lines.close()
         self.socket.close()
         if wait and self.spawned is not None:
             self.spawned.wait(10.0)
+
+    def _line(self) -> bytes:
+        while b"\n" not in self.received:
+            more = self.socket.recv(4096)
+            if not more:
+                return b""
+            self.received += more
+        line, self.received = self.received.split(b"\n", 1)
+        return line
 
 
 _KEEPERS: list[subprocess.Popen[bytes]] = []  # of lasting servers that outlive their Server object: no zombie is left

@@ -183,8 +183,8 @@ class Fleet:
         owner = f"{self._tag}/{name}.{{start}}"
         argv = [sys.executable, "-m", "jobqueue", name.partition("-")[0]]
         if name in self._worker_names:
-            argv += ["--handlers", self.handlers, "--owner", owner, "--concurrency", str(self.concurrency),
-                     "--grace-seconds", str(self.grace_seconds)]
+            argv += ["--handlers", self.handlers, "--owner", owner, "--fresh-owner",
+                     "--concurrency", str(self.concurrency), "--grace-seconds", str(self.grace_seconds)]
         # The DSN goes by environment: arguments show in every process list, and it may hold a password.
         env = {**self._environment, "JOBQUEUE_DSN": make_conninfo(self.dsn, application_name=owner),
                "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))}
@@ -242,4 +242,4 @@ def check_database(dsn: str) -> None:
     """Loops wait for a database that is down; what begins says so at once, without the password."""
     with connect(dsn, "jobqueue fleet") as conn:
         if not conn.execute(SQL.is_installed).fetchone()[0]:
-            raise FleetError("no schema jobqueue in this database: run `python -m jobqueue install`, or queue.install()")
+            raise FleetError("no schema jobqueue in this database: run `python -m jobqueue install` first")

@@ -107,8 +107,10 @@ class Processes:
     def end(self, names: list[str], grace_seconds: float) -> None:
         """Resume and stop those of `names` that live, and kill what is left after the grace."""
         deadline = time.monotonic() + grace_seconds
-        for number in (SIGTERM, SIGCONT):
-            self.signal_living(names, number)
+        status = self.status()
+        # A second SIGTERM means "at once" to a worker: what is stopping already gets none.
+        self.signal_living([name for name in names if name in status and status[name].state != "stopping"], SIGTERM)
+        self.signal_living(names, SIGCONT)
         while self._living(names) and time.monotonic() < deadline:
             time.sleep(0.02)
         self.signal_living(names, SIGKILL)

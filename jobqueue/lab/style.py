@@ -11,7 +11,7 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullFormatter, NullLocator
 
 from jobqueue.lab import labels
 
@@ -75,8 +75,17 @@ QUANTILES = {
     "max": (BLACK, (0, (1, 1))),
 }
 
+# Series that are no states, in this order: colour, dash and marker tell them apart, never the colour alone.
+SERIES = (
+    (BLUE, "-", "o"),
+    (VERMILLION, (0, (5, 2)), "s"),
+    (GREEN, (0, (5, 1, 1, 1)), "^"),
+    (PURPLE, (0, (2, 1)), "D"),
+    (BLACK, (0, (1, 1)), "v"),
+)
+
 TITLE, TEXT, SMALL, FOOT = 12, 9, 8.5, 7
-WIDTH, LEFT, RIGHT, BOTTOM, GAP = 9.0, 0.95, 1.75, 0.78, 0.22  # inches
+WIDTH, LEFT, RIGHT, BOTTOM, GAP, COLUMN_GAP = 9.0, 0.95, 1.75, 0.78, 0.22, 0.3  # inches
 _RC = {
     "font.family": ["DejaVu Sans"],
     "font.size": TEXT,
@@ -93,32 +102,17 @@ _RC = {
 }
 _FOOTER = ("seed", "time_scale", "postgres", "revision", "date")
 _STEPS = (
-    1,
-    2,
-    5,
-    10,
-    20,
-    30,
-    60,
-    120,
-    300,
-    600,
-    1200,
-    1800,
-    3600,
-    7200,
-    10800,
-    21600,
-    43200,
-    86400,
-    172800,
-    604800,
-    1209600,
-    2592000,
+    *(1, 2, 5, 10, 20, 30),
+    *(60 * minutes for minutes in (1, 2, 5, 10, 20, 30)),
+    *(3600 * hours for hours in (1, 2, 3, 6, 12)),
+    *(86400 * days for days in (1, 2, 7, 14, 30)),
 )
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _lock = threading.RLock()
 thousands = FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{value:,.0f}")
+
+percent = FuncFormatter(lambda value, _: f"{value:.0%}")
+nowhere = NullLocator()
 
 
 class Sheet(Figure):
@@ -143,11 +137,11 @@ def applied():
         yield
 
 
-def sheet(finding, heights, about, *, right=RIGHT, left=LEFT, shared=True):
-    """A Sheet with one axes a height (inches), under a title (the finding) and a subtitle (the parameters)."""
+def sheet(finding, heights, about, *, right=RIGHT, left=LEFT, columns=1, shared=True):
+    """A Sheet with `columns` axes a height (inches), under a title (the finding) and a subtitle (the parameters)."""
     title = labels.balanced(finding, TITLE, (WIDTH - 0.3) * 72, "bold")
     subtitle = labels.wrap(_parameters(about), TEXT, (WIDTH - 0.3) * 72) if _parameters(about) else []
-    top = 0.3 + 0.23 * len(title) + 0.17 * len(subtitle)
+    top = 0.3 + 0.23 * len(title) + 0.17 * len(subtitle) + (0.15 if columns > 1 else 0)  # each column has a title
     height = top + BOTTOM + sum(heights) + GAP * (len(heights) - 1)
     figure = Sheet(figsize=(WIDTH, height), dpi=100, facecolor="white")
     figure.finding = finding
@@ -156,20 +150,21 @@ def sheet(finding, heights, about, *, right=RIGHT, left=LEFT, shared=True):
     y -= 0.23 * len(title) + 0.04
     figure.text(0.15 / WIDTH, y / height, "\n".join(subtitle), size=TEXT, color=GREY, va="top")
     figure.text(0.15 / WIDTH, 0.09 / height, _footer(about), size=FOOT, color=GREY, va="bottom")
-    return figure, _axes(figure, heights, height - top, left, WIDTH - left - right, shared)
+    room = (WIDTH - left - right - COLUMN_GAP * (columns - 1)) / columns
+    boxes = [(left + k * (room + COLUMN_GAP), room) for k in range(columns)]
+    return figure, _axes(figure, heights, height - top, boxes, shared)
 
 
-def _axes(figure, heights, y, left, width, shared):
+def _axes(figure, heights, y, boxes, shared):
     axes, height = [], figure.get_figheight()
     for panel in heights:
         y -= panel
-        ax = figure.add_axes(
-            (left / WIDTH, y / height, width / WIDTH, panel / height), sharex=axes[0] if shared and axes else None
-        )
-        plain(ax)
-        axes.append(ax)
+        for x, width in boxes:
+            place = (x / WIDTH, y / height, width / WIDTH, panel / height)
+            axes.append(figure.add_axes(place, sharex=axes[0] if shared and axes else None))
+            plain(axes[-1])
         y -= GAP
-    for ax in axes[:-1] if shared else ():
+    for ax in axes[: -len(boxes)] if shared else ():
         ax.tick_params(labelbottom=False)
     return axes
 
@@ -182,10 +177,18 @@ def plain(ax):
     ax.tick_params(labelsize=SMALL)
 
 
-def note(figure, notes):
-    """One line above the footer: what the picture leaves out. Truncation is never silent."""
-    text = labels.cut("Note: " + "; ".join(notes), FOOT + 0.5, (WIDTH - 0.3) * 72) if notes else ""
-    figure.text(0.15 / WIDTH, 0.22 / figure.get_figheight(), text, size=FOOT + 0.5, color=VERMILLION, va="bottom")
+def note(figure, notes, legend=""):
+    """One line above the footer: what the picture leaves out (truncation is never silent), else how to read it."""
+    text = "Note: " + "; ".join(notes) if notes else legend
+    text = labels.cut(text, FOOT + 0.5, (WIDTH - 0.3) * 72)
+    figure.text(
+        0.15 / WIDTH,
+        0.22 / figure.get_figheight(),
+        text,
+        size=FOOT + 0.5,
+        va="bottom",
+        color=VERMILLION if notes else GREY,
+    )
 
 
 def empty(ax, what):
@@ -241,6 +244,16 @@ def seconds(axis, low, high, label, most=9):
     axis.set_label_text(f"{label} ({name})", size=TEXT)
 
 
+def log(axis, label, show):
+    """A logarithmic axis, labelled at the decades by `show`; matplotlib's own labels need mathtext, which is off."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if high < 150 * low else (1,), numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_label_text(label, size=TEXT)
+
+
 def whole(most):
     """Ticks at whole numbers only: there is no half job."""
     return MaxNLocator(most, integer=True)
@@ -283,6 +296,12 @@ def name(text, most=24):
     """A user's text as one short line: control characters replaced, the middle cut."""
     text = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "�", str(text))
     return text if len(text) <= most else f"{text[: most - most // 2 - 1]}…{text[-(most // 2) :]}"
+
+
+def tint(colour):
+    """The colour, light enough for a ground; it always gets an edge in the colour itself."""
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return tuple(1 - (1 - part / 255) * 0.25 for part in parts)
 
 
 @cache

@@ -59,7 +59,8 @@ def queue_age_tail(seconds, arrival_rate, mean_service, servers=1):
     """P(the oldest due job is older than t at a random instant) = ρ·C·exp(−(cμ−λ)t) in M/M/c.
 
     The job at the head is older than t exactly when the last one to arrive more than t ago still waits. It arrived
-    t + A ago, A exponential with rate λ and independent of its wait W: E[P(W > t + A)] = C·exp(−(cμ−λ)t)·λ/(λ + cμ − λ).
+    t + A ago, A exponential with rate λ and independent of its wait W, and
+    E[P(W > t + A)] = C·exp(−(cμ−λ)t)·λ/(λ + cμ − λ).
     At t = 0 this is ρ·C, the known probability that somebody waits.
     """
     utilisation = arrival_rate * mean_service / servers
@@ -126,7 +127,7 @@ def false_expiry(lease_seconds, heartbeat_seconds, mean_freeze_seconds):
 
 
 def attempts_pmf(failure, max_attempts):
-    """P(a job ends at attempt k), k = 1 … max_attempts, where each one fails with probability `failure`, independently."""
+    """P(a job ends at attempt k), k = 1 … max_attempts, where each fails with probability `failure`, independently."""
     share = [(1 - failure) * failure ** (k - 1) for k in range(1, max_attempts)]
     return [*share, failure ** (max_attempts - 1)]
 
@@ -137,7 +138,7 @@ def dead_share(failure, max_attempts):
 
 
 def batch_mean_error(values, batches=20):
-    """(mean, half width of its 95 % interval) of values that depend on their neighbours, by batch means (Law 2015, ch. 9)."""
+    """(mean, half of its 95 % interval) of values that depend on their neighbours, by batch means (Law 2015, ch. 9)."""
     values = np.asarray(values, dtype=float)
     if len(values) < 2 * batches:
         raise InvalidInput(f"batch_mean_error: {len(values)} values are too few for {batches} batches of at least 2")

@@ -107,7 +107,7 @@ def _draw(ax, spell, row, high):
             stop - spell.start,
             left=spell.start,
             height=0.62,
-            facecolor=tint(spell.mark.colour),
+            facecolor=style.tint(spell.mark.colour),
             edgecolor=spell.mark.colour,
             hatch="" if spell.ended else "///",
             lw=0.8,
@@ -133,8 +133,3 @@ def shade(ax, found, high):
             ax.axvspan(s.start, min(s.end, high), facecolor=s.mark.colour, alpha=style.TINT, lw=0, zorder=0)
         if s.ended and s.end <= high:
             ax.axvline(s.end, color=s.mark.colour, ls=s.mark.dash, lw=0.5, zorder=1)
-
-
-def tint(colour):
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return tuple(1 - (1 - part / 255) * 0.25 for part in parts)

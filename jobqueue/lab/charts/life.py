@@ -8,7 +8,6 @@ import pandas as pd
 
 from jobqueue.errors import InvalidInput
 from jobqueue.lab import labels, style
-from jobqueue.lab.charts import fault
 from jobqueue.lab.charts import frame as frames
 
 _MOST = 20
@@ -175,7 +174,7 @@ def _draw_band(ax, phases, rows, most):
             phase.end - phase.start,
             left=phase.start,
             height=0.9,
-            facecolor=fault.tint(colour),
+            facecolor=style.tint(colour),
             edgecolor=colour,
             hatch="///" if phase.state == "unseen" else None,
             lw=0.9,
@@ -210,7 +209,7 @@ def _draw_leases(ax, leases, high):
             phase.end - phase.start,
             left=phase.start,
             height=0.62,
-            facecolor=fault.tint(colour),
+            facecolor=style.tint(colour),
             edgecolor=colour,
             hatch="///" if phase.state == "unseen" else None,
             lw=0.9,

@@ -25,7 +25,7 @@ def queue_age(ages, faults=None, **about):
     """How long the oldest due job has waited, in seconds of queue time. `ages`: time_seconds, oldest_age_seconds."""
     ages, notes = frames.samples(ages, "queue_age", "oldest_age_seconds")
     panel = (2.9, partial(_age, ages=ages))
-    return _stack(_age_finding(ages, faults), [panel], [ages["time_seconds"]], faults, about, notes)
+    return stack(_age_finding(ages, faults), [panel], [ages["time_seconds"]], faults, about, notes)
 
 
 @style.applied()
@@ -33,7 +33,7 @@ def counts(ages, faults=None, **about):
     """Jobs by state over time. `ages`: time_seconds, ready, running, waiting_retry, dead, done."""
     ages, notes = frames.samples(ages, "counts", *COUNTS)
     panel = (2.9, partial(_counts, ages=ages))
-    return _stack(_counts_finding(ages), [panel], [ages["time_seconds"]], faults, about, notes)
+    return stack(_counts_finding(ages), [panel], [ages["time_seconds"]], faults, about, notes)
 
 
 @style.applied()
@@ -44,7 +44,7 @@ def worker_lanes(attempts, faults=None, **about):
     names, notes = _workers(attempts)
     times = [attempts["started"], attempts["ended"]]
     panel = (_lanes_height(names), partial(_lanes, attempts=attempts, names=names, faults=faults))
-    return _stack(_attempts_finding(attempts), [panel], times, faults, about, notes)
+    return stack(_attempts_finding(attempts), [panel], times, faults, about, notes)
 
 
 @style.applied()
@@ -53,7 +53,7 @@ def fault_lane(faults, **about):
     faults = frames.columns(faults, "fault_lane", "time_seconds", "kind")
     kinds = faults["kind"].astype(str).value_counts(sort=False)
     said = ", ".join(f"{n:,} {style.name(kind)}" for kind, n in sorted(kinds.items())) or "none"
-    return _stack(
+    return stack(
         f"{style.count(len(faults), 'fault event')}: {said}", [], [faults["time_seconds"]], faults, about, [], lane=True
     )
 
@@ -71,10 +71,10 @@ def overview(ages, attempts, faults=None, **about):
     ]
     times = [ages["time_seconds"], attempts["started"], attempts["ended"]]
     finding = "; ".join([_age_finding(ages, faults), _counts_finding(ages)] if len(ages) else ["No samples were taken"])
-    return _stack(finding, panels, times, faults, about, notes + more)
+    return stack(finding, panels, times, faults, about, notes + more)
 
 
-def _stack(finding, panels, times, faults, about, notes, lane=False):
+def stack(finding, panels, times, faults, about, notes, lane=False):
     """Panels over one time axis in seconds, the fault lane below them where there are faults."""
     faults = frames.columns(faults, "fault_lane", "time_seconds", "kind")
     low, high = frames.span(*times, faults["time_seconds"] * 1.05 if lane or not _any(times) else ())
@@ -84,8 +84,8 @@ def _stack(finding, panels, times, faults, about, notes, lane=False):
     figure, axes = style.sheet(finding, [h for h, _ in panels] + ([max(height, 0.4)] if lane else []), about)
     axes[-1].set_xlim(low, high)
     for ax, (_, paint) in zip(axes, panels, strict=False):
-        notes = notes + paint(ax, high)
-        if paint.func is not _lanes:
+        notes = notes + (paint(ax, high) or [])
+        if getattr(paint, "func", None) is not _lanes:
             fault.shade(ax, found, high)
     if lane:
         notes = notes + fault.draw_lane(axes[-1], found, rows, low, high)
@@ -175,7 +175,7 @@ def _bars(ax, part, names, outcome, high):
     )
     ax.add_collection(
         PolyCollection(
-            corners, facecolor=fault.tint(colour), edgecolor=colour, lw=0.6, label=outcome, hatch=_HATCH.get(outcome)
+            corners, facecolor=style.tint(colour), edgecolor=colour, lw=0.6, label=outcome, hatch=_HATCH.get(outcome)
         ),
         autolim=False,
     )
@@ -217,7 +217,7 @@ def _lane_legend(ax, attempts):
                     transform=ax.transAxes,
                     clip_on=False,
                     lw=0.8,
-                    facecolor=fault.tint(style.GREEN),
+                    facecolor=style.tint(style.GREEN),
                     edgecolor=style.GREEN,
                     hatch=_HATCH.get(outcome),
                 )

@@ -10,7 +10,7 @@ class InvalidInput(JobQueueError, ValueError):
 
 
 class InfrastructureError(JobQueueError):
-    """The database could not be asked, or could not answer: retry later. A handler raises it to be released, not failed."""
+    """The database could not be asked, or could not answer: retry later. From a handler: release me, don't fail me."""
 
 
 class LeaseLost(JobQueueError):

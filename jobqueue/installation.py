@@ -40,7 +40,9 @@ def _upgrade(conn, virtual: bool) -> None:
             "rows of the one clock would lie in the other's future"
         )
     if version > SCHEMA_VERSION:
-        raise JobQueueError(f"the schema here has version {version}, newer than this package knows ({SCHEMA_VERSION}): upgrade it")
+        raise JobQueueError(
+            f"the schema here has version {version}, this package knows {SCHEMA_VERSION}: upgrade the package; nothing changed"
+        )
     for number, statement in sorted(migrations().items()):
         if number > version:
             conn.execute(statement)

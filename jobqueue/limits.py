@@ -37,7 +37,7 @@ def text(value, what: str, most: int, *, least: int = 1) -> str:
 
 def _utf8(value: str, what: str) -> bytes:
     if "\0" in value:
-        raise InvalidInput(f"{what} contains a NUL character at position {value.index(chr(0))}, PostgreSQL can't store it")
+        raise InvalidInput(f"{what} contains a NUL character at position {value.index(chr(0))}, which can't be stored")
     try:
         return value.encode()
     except UnicodeEncodeError as error:
@@ -78,7 +78,8 @@ def integer(value, what: str, least: int, most: int) -> int:
 
 
 def seconds(value, what: str, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value in (math.inf, -math.inf):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or value != value or value in (math.inf, -math.inf):
         raise InvalidInput(f"{what} must be a finite number of seconds, not {value!r}")
     if not least <= value <= most:
         raise InvalidInput(f"{what} must lie in {least:,}–{most:,} seconds, not {_shown(value)}")

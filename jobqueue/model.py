@@ -49,7 +49,7 @@ class Claim:
 
 
 class Enqueued(NamedTuple):
-    """What an enqueue did; matches=False: the key is known with another type or payload, a bug that must not be swallowed."""
+    """What an enqueue did; matches=False: the key is known with another type or payload, which is the caller's bug."""
 
     id: int
     created: bool
@@ -69,7 +69,7 @@ class Reaped:
 
 @dataclass(frozen=True)
 class Cancellation:
-    """A decision against a job: its status before and after (None: unknown job), and a sentence that support can paste."""
+    """A decision against a job: its status before and after (None: unknown), and a sentence that support can paste."""
 
     before: str | None
     after: str | None

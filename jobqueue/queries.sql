@@ -1,11 +1,12 @@
 -- Every statement that is sent, by name. A change of state is one statement and its WHERE clause is the fence;
--- publish, strict complete and reap lock first and update second, in one transaction, because only a statement that begins
--- after a lock wait has a clock from after it.
+-- publish, strict complete and reap lock first and update second, in one transaction, because only a statement that
+-- begins after a lock wait has a clock from after it.
 -- Locks are FOR NO KEY UPDATE: a user's row that references the job (FOR KEY SHARE) must not make it look locked.
 
 -- ---------------------------------------------------------------- enqueue
--- NOTIFY takes a global lock over the commit's fsync (x 0.38 with eight producers), so only a job that is due wakes, one listener
--- a job, and a listener's row goes as it is told: while workers are busy nobody is listening and nothing is sent.
+-- NOTIFY takes a global lock over the commit's fsync (x 0.38 with eight producers), so only a job that is due wakes,
+-- one listener a job, and a listener's row goes as it is told: while workers are busy nobody is listening and nothing
+-- is sent.
 
 -- name: enqueue
 with new as (
@@ -16,16 +17,19 @@ with new as (
 woken as (
   delete from jobqueue.listener where owner = any (array(
     select l.owner from jobqueue.listener l
-    where %(type)s = any (l.types) and %(run_at)s::timestamptz is null and %(delay)s::float8 = 0 limit 1 for update skip locked))
+    where %(type)s = any (l.types) and %(run_at)s::timestamptz is null and %(delay)s::float8 = 0
+    limit 1 for update skip locked))
   returning owner)
 select id, (select count(pg_notify('jobqueue_job', owner)) from woken) as woken from new
 
 -- name: enqueue_keyed
--- The registry decides, in every isolation level, also for a job that was archived or is being archived. (A unique column on
--- job with a look into the archive gave five keys two jobs in a race.) The look first spends no id on a known key.
+-- The registry decides, in every isolation level, also for a job that was archived or is being archived. (A unique
+-- column on job with a look into the archive gave five keys two jobs in a race.) The look first spends no id on a known
+-- key.
 with won as (
   insert into jobqueue.job_key (key, job_id, fingerprint)
-  select %(key)s, nextval('jobqueue.job_id_seq'), jsonb_hash_extended(jsonb_build_array(%(type)s::text, %(payload)s::jsonb), 0)
+  select %(key)s, nextval('jobqueue.job_id_seq'),
+         jsonb_hash_extended(jsonb_build_array(%(type)s::text, %(payload)s::jsonb), 0)
   where not exists (select from jobqueue.job_key where key = %(key)s)
   on conflict (key) do nothing
   returning job_id),
@@ -37,7 +41,8 @@ new as (
 woken as (
   delete from jobqueue.listener where exists (select from new) and owner = any (array(
     select l.owner from jobqueue.listener l
-    where %(type)s = any (l.types) and %(run_at)s::timestamptz is null and %(delay)s::float8 = 0 limit 1 for update skip locked))
+    where %(type)s = any (l.types) and %(run_at)s::timestamptz is null and %(delay)s::float8 = 0
+    limit 1 for update skip locked))
   returning owner)
 select id, (select count(pg_notify('jobqueue_job', owner)) from woken) as woken from new
 
@@ -52,7 +57,8 @@ with input as materialized (
     order by ord) i),
 won as (
   insert into jobqueue.job_key (key, job_id, fingerprint)
-  select key, id, jsonb_hash_extended(jsonb_build_array(type, payload), 0) from input where key is not null order by key, ord
+  select key, id, jsonb_hash_extended(jsonb_build_array(type, payload), 0)
+  from input where key is not null order by key, ord
   on conflict (key) do nothing
   returning job_id),
 born as (
@@ -66,7 +72,8 @@ woken as (
     where exists (select from input where input.type = any (l.types) and input.run_at is null and input.delay = 0)
     limit cardinality(%(types)s::text[]) for update skip locked))
   returning owner)
-select input.ord, input.id, (select count(pg_notify('jobqueue_job', owner)) from woken) as woken from input join born using (id)
+select input.ord, input.id, (select count(pg_notify('jobqueue_job', owner)) from woken) as woken
+from input join born using (id)
 
 -- name: key_look
 select job_id, fingerprint = jsonb_hash_extended(jsonb_build_array(%(type)s::text, %(payload)s::jsonb), 0) as matches
@@ -80,9 +87,10 @@ join jobqueue.job_key k on k.key = x.key
 -- ---------------------------------------------------------------- claim
 
 -- name: claim
--- Locks per type, so that the backlog of others is never walked; MATERIALIZED and = any(array(…)): the locking select runs once
--- (as IN (SELECT … LIMIT 3 … SKIP LOCKED) it took 500), and the update always goes by primary key (a parameter LIMIT in a join is
--- planned as 10 percent of the table). Beyond the free slots only what a crash of this process can't kill is claimed.
+-- Locks per type, so that the backlog of others is never walked; MATERIALIZED and = any(array(…)): the locking select
+-- runs once (as IN (SELECT … LIMIT 3 … SKIP LOCKED) it took 500), and the update always goes by primary key (a
+-- parameter LIMIT in a join is planned as 10 percent of the table). Beyond the free slots only what a crash of this
+-- process can't kill is claimed.
 with picked as materialized (
   select due.id, due.safe, row_number() over (order by due.run_at, due.id) as place
   from unnest(%(types)s::text[]) as asked(type)
@@ -94,7 +102,8 @@ with picked as materialized (
   where not exists (select from jobqueue.paused_type p where p.type = asked.type))
 update jobqueue.job j set
   status = 'running', epoch = epoch + 1, attempts = attempts + 1, locked_by = %(owner)s, started_at = jobqueue.now(),
-  locked_until = jobqueue.now() + (%(leases)s::float8[])[array_position(%(types)s::text[], j.type)] * interval '1 second'
+  locked_until = jobqueue.now()
+    + (%(leases)s::float8[])[array_position(%(types)s::text[], j.type)] * interval '1 second'
 where id = any (array(select id from picked where place <= %(limit)s and (place <= %(slots)s or safe)))
   and (select jobqueue.durable())
 returning id, type, payload, locked_by, epoch, attempts, releases, locked_until, slot, run_at
@@ -109,8 +118,10 @@ with recursive kind(type) as (
 select type from kind where type is not null
 
 -- name: why_empty
--- A due row that the claim did not take was locked by another transaction (or came since: asking again is right then, too).
-select bool_or(first.run_at <= jobqueue.now()) as locked, min(first.run_at) filter (where first.run_at > jobqueue.now()) as next_run_at,
+-- A due row that the claim did not take was locked by another transaction (or came since: asking again is right then,
+-- too).
+select bool_or(first.run_at <= jobqueue.now()) as locked,
+  min(first.run_at) filter (where first.run_at > jobqueue.now()) as next_run_at,
   jobqueue.now() as asked_at
 from unnest(%(types)s::text[]) as asked(type)
 cross join lateral (
@@ -143,11 +154,13 @@ where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %
 returning locked_until
 
 -- name: heartbeat_many
--- SKIP LOCKED: one row held by an open transaction must not let the other leases lapse. `is not distinct from`: the planner must
--- come by primary key, and not through the index of running rows, which it would rescan for every batch (x 0.71).
+-- SKIP LOCKED: one row held by an open transaction must not let the other leases lapse. `is not distinct from`: the
+-- planner must come by primary key, and not through the index of running rows, which it would rescan for every batch (x
+-- 0.71).
 with mine as materialized (
   select j.id, beat.lease
-  from unnest(%(ids)s::bigint[], %(owners)s::text[], %(epochs)s::bigint[], %(seconds)s::float8[]) as beat(id, owner, epoch, lease)
+  from unnest(%(ids)s::bigint[], %(owners)s::text[], %(epochs)s::bigint[], %(seconds)s::float8[])
+    as beat(id, owner, epoch, lease)
   join jobqueue.job j on j.id = beat.id
   where j.status is not distinct from 'running' and j.locked_by = beat.owner and j.epoch = beat.epoch
   for no key update of j skip locked)
@@ -157,15 +170,18 @@ returning j.id, j.epoch, j.locked_until
 
 -- name: complete
 update jobqueue.job set
-  status = 'done', finished_at = jobqueue.now(), finished_epoch = epoch, finished_by = locked_by, locked_by = null, locked_until = null
+  status = 'done', finished_at = jobqueue.now(), finished_epoch = epoch, finished_by = locked_by,
+  locked_by = null, locked_until = null
 where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s
 returning id
 
 -- name: complete_strict
 -- Follows lease_lock in one transaction: this statement's clock is from after the wait.
 update jobqueue.job set
-  status = 'done', finished_at = jobqueue.now(), finished_epoch = epoch, finished_by = locked_by, locked_by = null, locked_until = null
-where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s and jobqueue.now() < locked_until
+  status = 'done', finished_at = jobqueue.now(), finished_epoch = epoch, finished_by = locked_by,
+  locked_by = null, locked_until = null
+where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s
+  and jobqueue.now() < locked_until
 returning id
 
 -- name: complete_many
@@ -176,7 +192,8 @@ with mine as materialized (
   where j.status is not distinct from 'running' and j.locked_by = held.owner and j.epoch = held.epoch
   for no key update of j skip locked)
 update jobqueue.job set
-  status = 'done', finished_at = jobqueue.now(), finished_epoch = epoch, finished_by = locked_by, locked_by = null, locked_until = null
+  status = 'done', finished_at = jobqueue.now(), finished_epoch = epoch, finished_by = locked_by,
+  locked_by = null, locked_until = null
 where id = any (array(select id from mine))
 returning id, epoch
 
@@ -189,18 +206,21 @@ with ended as (
                   else jobqueue.now() + %(delay)s::float8 * interval '1 second' end,
     finished_at = case when %(permanent)s or attempts >= max_attempts then jobqueue.now() end,
     releases = 0, locked_by = null, locked_until = null, last_error = %(error)s,
-    history = jobqueue.note(history, case when %(permanent)s then 'failed_permanently' else 'failed' end, locked_by, epoch, %(brief)s),
+    history = jobqueue.note(history, case when %(permanent)s then 'failed_permanently' else 'failed' end,
+                            locked_by, epoch, %(brief)s),
     history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
   where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s
   returning id, type, status, attempts)
 select status, case when status in ('dead', 'failed') then
-    pg_notify('jobqueue_alert', json_build_object('id', id, 'type', type, 'status', status, 'attempts', attempts)::text) end as alert
+    pg_notify('jobqueue_alert',
+      json_build_object('id', id, 'type', type, 'status', status, 'attempts', attempts)::text) end as alert
 from ended
 
 -- name: release
 update jobqueue.job set
   status = 'ready', attempts = attempts - 1, releases = releases + %(counted)s::boolean::int,
-  run_at = jobqueue.now() + %(delay)s::float8 * interval '1 second', started_at = null, locked_by = null, locked_until = null,
+  run_at = jobqueue.now() + %(delay)s::float8 * interval '1 second', started_at = null,
+  locked_by = null, locked_until = null,
   history = jobqueue.note(history, 'released', locked_by, epoch, %(reason)s),
   history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
 where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s
@@ -216,7 +236,8 @@ for no key update
 -- name: publish
 update jobqueue.job set
   published_name = %(name)s, published_digest = %(digest)s, published_epoch = epoch, published_by = locked_by
-where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s and jobqueue.now() < locked_until
+where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s
+  and jobqueue.now() < locked_until
   and (published_epoch, published_by) is distinct from (epoch, locked_by)
 returning id
 
@@ -247,23 +268,26 @@ with lost as (
     run_at = case when attempts >= max_attempts then run_at else jobqueue.now() + given.delay * interval '1 second' end,
     finished_at = case when attempts >= max_attempts then jobqueue.now() end,
     lease_losses = lease_losses + 1, releases = 0, locked_by = null, locked_until = null,
-    last_error = case when attempts >= max_attempts then coalesce(last_error, 'its last lease was lost: no worker reported an end')
-                      else last_error end,
+    last_error = case when attempts < max_attempts then last_error else
+      coalesce(last_error, 'its last lease was lost: no worker reported an end') end,
     history = jobqueue.note(history, 'lost', locked_by, epoch, null),
     history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
   from unnest(%(ids)s::bigint[], %(delays)s::float8[]) as given(id, delay)
-  where j.id = given.id and j.id = any (%(ids)s) and j.status is not distinct from 'running' and j.locked_until <= jobqueue.now()
+  where j.id = given.id and j.id = any (%(ids)s)
+    and j.status is not distinct from 'running' and j.locked_until <= jobqueue.now()
   returning j.id, j.type, j.status, j.attempts),
 told as (insert into jobqueue.incident (name, type, n) select 'lease_lost', type, count(*) from lost group by type)
 select id, status, case when status = 'dead' then
-    pg_notify('jobqueue_alert', json_build_object('id', id, 'type', type, 'status', status, 'attempts', attempts)::text) end as alert
+    pg_notify('jobqueue_alert',
+      json_build_object('id', id, 'type', type, 'status', status, 'attempts', attempts)::text) end as alert
 from lost
 
 -- name: release_unheld
--- After a lost connection: rows under this worker's own owner that it does not hold, from a claim whose COMMIT reply was lost.
--- Only a worker whose owner is unique to this start may do that.
+-- After a lost connection: rows under this worker's own owner that it does not hold, from a claim whose COMMIT reply
+-- was lost. Only a worker whose owner is unique to this start may do that.
 update jobqueue.job set
-  status = 'ready', attempts = attempts - 1, run_at = jobqueue.now(), started_at = null, locked_by = null, locked_until = null,
+  status = 'ready', attempts = attempts - 1, run_at = jobqueue.now(), started_at = null,
+  locked_by = null, locked_until = null,
   history = jobqueue.note(history, 'released', locked_by, epoch, 'claimed, but the reply to the claim was lost'),
   history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
 where status = 'running' and locked_by = %(owner)s and not (id = any (%(held)s))
@@ -272,7 +296,8 @@ returning id
 -- ---------------------------------------------------------------- decisions by hand
 
 -- name: cancel
--- The locking look says what the row was at the moment of the decision; a plain look said `ready` for a row that was running.
+-- The locking look says what the row was at the moment of the decision; a plain look said `ready` for a row that was
+-- running.
 with seen as materialized (
   select id, status, locked_by, epoch, started_at from jobqueue.job where id = %(id)s for no key update),
 cancelled as (
@@ -287,7 +312,8 @@ from seen left join cancelled using (id)
 
 -- name: cancel_type
 with seen as materialized (
-  select id from jobqueue.job where type = %(type)s and status in ('ready', 'running') order by id limit %(limit)s for no key update)
+  select id from jobqueue.job where type = %(type)s and status in ('ready', 'running')
+  order by id limit %(limit)s for no key update)
 update jobqueue.job j set
   status = 'cancelled', finished_at = jobqueue.now(), locked_by = null, locked_until = null,
   history = jobqueue.note(history, 'cancelled', locked_by, epoch, null),
@@ -298,7 +324,8 @@ returning id
 -- name: redrive
 with chosen as materialized (
   select id from jobqueue.job
-  where status = any (%(statuses)s) and (%(ids)s::bigint[] is null or id = any (%(ids)s)) and (%(type)s::text is null or type = %(type)s)
+  where status = any (%(statuses)s) and (%(ids)s::bigint[] is null or id = any (%(ids)s))
+    and (%(type)s::text is null or type = %(type)s)
   order by id for no key update)
 update jobqueue.job set
   status = 'ready', attempts = 0, lease_losses = 0, releases = 0, run_at = jobqueue.now(), finished_at = null,
@@ -343,11 +370,13 @@ select jobqueue.now()
 -- ---------------------------------------------------------------- effects and incidents
 
 -- name: effect
--- The fence first, then the key: an effect is recorded only under an authority that still stands, in the handler's transaction.
+-- The fence first, then the key: an effect is recorded only under an authority that still stands, in the handler's
+-- transaction.
 with mine as (
   select id from jobqueue.job
   where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s for no key update)
-insert into jobqueue.effect (key, job_id, epoch) select %(key)s, id, %(epoch)s from mine on conflict (key) do nothing returning key
+insert into jobqueue.effect (key, job_id, epoch) select %(key)s, id, %(epoch)s from mine
+on conflict (key) do nothing returning key
 
 -- name: effect_known
 select job_id, epoch from jobqueue.effect where key = %(key)s
@@ -382,19 +411,24 @@ drop schema if exists jobqueue cascade
 -- name: snapshot
 -- Ages of due rows from run_at, never from created_at; a type with ready rows of which none is due has age 0.
 with ready as (
-  select type, count(*) filter (where run_at <= jobqueue.now()) as due, count(*) filter (where run_at > jobqueue.now()) as future,
+  select type, count(*) filter (where run_at <= jobqueue.now()) as due,
+         count(*) filter (where run_at > jobqueue.now()) as future,
          count(*) filter (where attempts > 0) as retrying,
-         coalesce(extract(epoch from jobqueue.now() - min(run_at) filter (where run_at <= jobqueue.now())), 0)::float8 as age
+         coalesce(extract(epoch from
+           jobqueue.now() - min(run_at) filter (where run_at <= jobqueue.now())), 0)::float8 as age
   from jobqueue.job where status = 'ready' group by type),
 running as (select type, count(*) as n from jobqueue.job where status = 'running' group by type),
 dead as (select type, count(*) as n from jobqueue.job where status in ('failed', 'dead') group by type)
 select jobqueue.now() as at,
-  (select coalesce(sum(due), 0) from ready)::bigint as due, (select coalesce(sum(future), 0) from ready)::bigint as future,
-  (select coalesce(sum(due + future), 0) from ready)::bigint as ready, (select coalesce(sum(retrying), 0) from ready)::bigint as retrying,
+  (select coalesce(sum(due), 0) from ready)::bigint as due,
+  (select coalesce(sum(future), 0) from ready)::bigint as future,
+  (select coalesce(sum(due + future), 0) from ready)::bigint as ready,
+  (select coalesce(sum(retrying), 0) from ready)::bigint as retrying,
   (select coalesce(jsonb_object_agg(type, n), '{}') from running) as running,
   (select coalesce(jsonb_object_agg(type, n), '{}') from dead) as dead,
   (select coalesce(jsonb_object_agg(type, age), '{}') from ready) as oldest_ready_age_seconds,
-  (select count(*) from jobqueue.job where status = 'done' and finished_at > jobqueue.now() - interval '1 minute') as done_per_minute,
+  (select count(*) from jobqueue.job
+   where status = 'done' and finished_at > jobqueue.now() - interval '1 minute') as done_per_minute,
   (select coalesce(sum(missed_slots), 0) from jobqueue.schedule)::bigint as missed_slots
 
 -- ---------------------------------------------------------------- wake-up: a hint, never the path of correctness

@@ -19,15 +19,16 @@ from .sql import SQL
 
 TERMINAL = ("done", "failed", "dead", "cancelled")
 _DEFAULT_BACKOFF = Backoff()
-_SENDS = 3  # a statement is sent again twice where the row is still the lease's; then something holds it that we can't see
+_SENDS = 3  # a statement is sent again twice where the row is still the lease's; then something unseen holds it
 
 
 class Queue:
     """A table queue over one psycopg connection; not for use by several threads at once.
 
-    On an autocommit connection, outside a block, each method is its own transaction; otherwise it runs in the caller's and
-    counts when the caller commits. `claim` and `adopt` always commit by themselves and refuse inside a transaction.
-    All methods raise InvalidInput (bad arguments, before any SQL), InfrastructureError (ask again later) or JobQueueError.
+    On an autocommit connection, outside a block, each method is its own transaction; otherwise it runs in the caller's
+    and counts when the caller commits. `claim` and `adopt` always commit by themselves and refuse inside a transaction.
+    All methods raise InvalidInput (bad arguments, before any SQL), InfrastructureError (ask again later) or
+    JobQueueError.
     """
 
     def __init__(self, conn: psycopg.Connection, *, rng: random.Random | None = None):
@@ -56,7 +57,7 @@ class Queue:
         delay_seconds: float | None = None,
         max_attempts: int = 5,
     ) -> Enqueued:
-        """Adds a job; the same key again is a no-op that returns the first job's id (and whether type and payload match)."""
+        """Adds a job; the same key again is a no-op that returns the first job's id (and whether both match)."""
         job = _checked_job(type, payload, key, run_at, delay_seconds, max_attempts)
         with translated(self.conn):
             if key is None:
@@ -98,7 +99,8 @@ class Queue:
         self, owner: str, *, limit: int = 1, lease_seconds: float = 30, types: Sequence[str] | None = None
     ) -> Claim:
         """Up to `limit` due jobs under a lease, oldest first (types=None: of any type); committed when this returns."""
-        asked = {"owner": limits.owner(owner), "limit": limits.batch(limit), "slots": limit, "types": limits.types(types)}
+        asked = {"owner": limits.owner(owner), "limit": limits.batch(limit), "slots": limit}
+        asked["types"] = limits.types(types)
         lease_seconds = limits.lease_seconds(lease_seconds)
         with translated(self.conn), self._own_transaction("claim"):
             if asked["types"] is None:
@@ -109,11 +111,12 @@ class Queue:
     def exchange(
         self, finished: Sequence[Lease], owner: str, *, leases: dict[str, float], slots: int, ahead: int = 0
     ) -> tuple[list[Outcome], Claim]:
-        """What a worker's round needs, in one transaction and one round trip: complete what finished, claim what is free.
+        """What a worker's round needs, in one transaction and one round trip: complete what finished, claim what is
+        free.
 
-        leases: lease seconds by type to claim. slots jobs are for free slots; `ahead` more are for later: these are never a
-        last attempt, nor a job that has lost a lease, because a crash of this process takes all that it holds with it.
-        Outcomes are those of complete_many; the claim is empty without a reason (ask `why_empty`).
+        leases: lease seconds by type to claim. slots jobs are for free slots; `ahead` more are for later: these are
+        never a last attempt, nor a job that has lost a lease, because a crash of this process takes all that it holds
+        with it. Outcomes are those of complete_many; the claim is empty without a reason (ask `why_empty`).
         """
         limit = limits.integer(slots + ahead, "slots and ahead together", 0, limits.BATCH)
         asked = {"owner": owner, "limit": limit, "slots": slots, "types": list(leases), "leases": list(leases.values())}
@@ -136,11 +139,13 @@ class Queue:
 
     def _why_empty(self, types: list[str]) -> Claim:
         locked, next_run_at, asked_at = self._row(SQL.why_empty, {"types": types})
-        return Claim((), Empty.LOCKED if locked else Empty.NOT_DUE if next_run_at else Empty.NONE, next_run_at, asked_at)
+        reason = Empty.LOCKED if locked else Empty.NOT_DUE if next_run_at else Empty.NONE
+        return Claim((), reason, next_run_at, asked_at)
 
     def adopt(self, job_id: int, owner: str, *, lease_seconds: float = 30) -> Lease | None:
         """Takes over one job whose lease has ended and which has an attempt left; None where that does not hold."""
-        asked = {"id": limits.job_id(job_id), "owner": limits.owner(owner), "lease": limits.lease_seconds(lease_seconds)}
+        asked = {"id": limits.job_id(job_id), "owner": limits.owner(owner)}
+        asked["lease"] = limits.lease_seconds(lease_seconds)
         with translated(self.conn), self._own_transaction("adopt"):
             row = self._row(SQL.adopt, asked)
         return _lease(row) if row else None
@@ -149,7 +154,7 @@ class Queue:
     def _own_transaction(self, verb: str):
         """Claims commit by themselves: after a caller's rollback the same epoch would be handed out twice."""
         if self.conn.info.transaction_status != TransactionStatus.IDLE:
-            raise JobQueueError(f"{verb} refuses to join the open transaction: its epoch must be committed before work starts")
+            raise JobQueueError(f"{verb} refuses to join an open transaction: its epoch must be committed before work starts")
         if self.conn.autocommit:
             yield
         else:
@@ -159,11 +164,11 @@ class Queue:
     # ------------------------------------------------------------ what a lease can do
 
     def heartbeat(self, lease: Lease, *, lease_seconds: float = 30) -> Outcome:
-        """Renews the lease to now + lease_seconds, never to less than it has; accepted after expiry while nobody took over."""
+        """Renews to now + lease_seconds, never to less than it has; accepted after expiry while nobody took over."""
         return self._transition("heartbeat", lease, SQL.heartbeat, lease=limits.lease_seconds(lease_seconds))
 
     def heartbeat_many(self, leases: Sequence[Lease], *, lease_seconds: float | Sequence[float] = 30) -> list[Outcome]:
-        """One statement for all (lease_seconds: one for all, or one each); never waits: HELD means locked, send again."""
+        """One statement for all (lease_seconds: one for all, or one each); never waits: HELD is locked, send again."""
         each = list(lease_seconds) if isinstance(lease_seconds, (list, tuple)) else [lease_seconds] * len(leases)
         if len(each) != len(leases):
             raise InvalidInput(f"lease_seconds has {len(each)} entries for {len(leases)} leases")
@@ -188,7 +193,7 @@ class Queue:
         permanent: bool = False,
         backoff: Backoff = _DEFAULT_BACKOFF,
     ) -> Outcome:
-        """This attempt failed: back to ready after the backoff, `dead` without attempts left, `failed` when permanent."""
+        """This attempt failed: ready again after the backoff, `dead` without attempts left, `failed` if permanent."""
         return self.fail_and_tell(lease, error, delay_seconds=delay_seconds, permanent=permanent, backoff=backoff)[0]
 
     def fail_and_tell(self, lease, error, *, delay_seconds=None, permanent=False, backoff=_DEFAULT_BACKOFF):
@@ -202,12 +207,13 @@ class Queue:
         return outcome, told[0][0] if told else None
 
     def release(self, lease: Lease, reason: str, *, delay_seconds: float = 0, counted: bool = True) -> Outcome:
-        """Gives the job and its attempt back: trouble of the infrastructure, or a shutdown; for work that did not finish."""
-        given = {"reason": limits.brief(limits.error_text(reason)), "delay": limits.delay_seconds(delay_seconds), "counted": bool(counted)}
+        """Gives job and attempt back: infrastructure trouble, or a shutdown; for work that did not finish."""
+        given = {"reason": limits.brief(limits.error_text(reason)), "counted": bool(counted)}
+        given["delay"] = limits.delay_seconds(delay_seconds)
         return self._transition("release", lease, SQL.release, **given)
 
     def publish(self, lease: Lease, name: str, digest: str) -> Outcome:
-        """Makes a candidate the job's result, while the lease is in force, decided after any lock wait; once an epoch."""
+        """Makes a candidate the job's result: while the lease is in force (after any lock wait), once an epoch."""
         candidate = _checked_candidate(name, digest)
         return self._transition("publish", lease, SQL.publish, candidate=candidate, name=name, digest=digest)
 
@@ -234,7 +240,7 @@ class Queue:
                 found = self._decided(verb, job_lease, self._sights([job_lease.id]).get(job_lease.id), candidate)
                 if found is not AGAIN:
                     return found
-        raise InfrastructureError(f"job {job_lease.id} is this lease's, but the database will not let it {verb}: try again")
+        raise InfrastructureError(f"job {job_lease.id} is this lease's, but it could not {verb} it: try again")
 
     def _sent(self, verb: str, statement: str, asked: dict) -> list:
         """One statement; a verb that needs a lease in force locks first, so that its clock is from after any wait."""
@@ -271,7 +277,7 @@ class Queue:
         found = decide(verb, lease.owner, lease.epoch, sight, candidate)
         if found is STALE or (sight is None and self._value(SQL.isolation, {})):
             raise InfrastructureError(
-                f"this transaction's snapshot is older than the lease on job {lease.id}: ask in a transaction of its own"
+                f"this transaction's snapshot is older than the lease on job {lease.id}: ask in one of its own"
             )
         return found
 
@@ -315,7 +321,7 @@ class Queue:
     def redrive(
         self, job_ids: Sequence[int] | None = None, *, type: str | None = None, cancelled: bool = False
     ) -> list[int]:
-        """Dead letters (on request cancelled jobs, too) back to ready with all their attempts; returns the ids changed."""
+        """Dead letters (on request cancelled jobs, too) back to ready with all attempts; returns the ids changed."""
         if job_ids is None and type is None:
             raise InvalidInput("redrive needs job_ids or type: it never redrives everything by accident")
         asked = {
@@ -332,11 +338,12 @@ class Queue:
             self.conn.execute(SQL.pause_type, {"type": limits.job_type(type)})
 
     def resume_type(self, type: str) -> None:
+        """Jobs of this type are claimed again."""
         with translated(self.conn):
             self.conn.execute(SQL.resume_type, {"type": limits.job_type(type)})
 
     def archive(self, *, older_than_seconds: float, statuses: Sequence[str] = ("done",), limit: int = 1000) -> int:
-        """Moves at most `limit` rows that finished so long ago to job_archive; their keys stay used. Returns how many."""
+        """Moves at most `limit` rows that finished so long ago to job_archive; keys stay used. Returns how many."""
         unknown = set(statuses) - set(TERMINAL)
         if isinstance(statuses, str) or unknown:
             raise InvalidInput(f"statuses must be some of {', '.join(TERMINAL)}, not {statuses!r}")
@@ -362,7 +369,7 @@ class Queue:
 
         job = self.get(job_id)
         if job is None:
-            return f"Job {job_id} is unknown here: it was never enqueued, was rolled back, or its archive row has been pruned."
+            return f"Job {job_id} is unknown: never enqueued, rolled back, or its archive row has been pruned."
         with translated(self.conn):
             now = self._value(SQL.database_now, {})
             paused = self._row(SQL.type_is_paused, {"type": job.type}) is not None
@@ -445,12 +452,13 @@ def _checked_candidate(name, digest) -> tuple[str, str]:
 
 
 def _cancelled(job_id: int, status: str, owner: str | None, epoch: int, started_at) -> Cancellation:
-    blocked = f"Job {job_id} is cancelled; it will not be claimed, completed, failed, released or published from now on."
+    blocked = f"Job {job_id} is cancelled: from now on it is not claimed, completed, failed, released or published."
     if status == "ready":
         return Cancellation(status, "cancelled", f"{blocked} It was not running at that moment.")
     since = started_at.strftime("%Y-%m-%d %H:%M:%S %Z")
     may = f"It was running: {owner} has held epoch {epoch} since {since}, and effects outside this database may already"
-    return Cancellation(status, "cancelled", f"{blocked} {may} have happened; its handler hears of it at its next heartbeat.")
+    told = "have happened; its handler hears of it at its next heartbeat."
+    return Cancellation(status, "cancelled", f"{blocked} {may} {told}")
 
 
 def _not_cancelled(job_id: int, status: str | None) -> Cancellation:

@@ -9,14 +9,15 @@
 --          paused_type   types that are not claimed for now
 --          listener      idle workers that want a NOTIFY (a hint only; polling is the path of correctness)
 --          meta          schema version and mode
--- Verbs    queries.sql: enqueue, claim, adopt, heartbeat, complete, fail, release, reap, publish, cancel, redrive, archive
--- Clock    jobqueue.now(), and nothing else, says what time it is
+-- Verbs    queries.sql: enqueue, claim, adopt, heartbeat, complete, fail, release, reap, publish, cancel, redrive,
+-- archive Clock    jobqueue.now(), and nothing else, says what time it is
 
 create schema jobqueue;
 
--- STABLE and statement time: inlined by the planner, usable as an index bound (a VOLATILE clock: 354 ms instead of 4 among
--- 200,000 future rows), fresh in every statement of a long transaction (transaction time makes leases that are born expired).
--- A RETURN body is bound at creation; a SET clause would forbid inlining. virtual.sql replaces the body in the lab.
+-- STABLE and statement time: inlined by the planner, usable as an index bound (a VOLATILE clock: 354 ms instead of 4
+-- among 200,000 future rows), fresh in every statement of a long transaction (transaction time makes leases that are
+-- born expired). A RETURN body is bound at creation; a SET clause would forbid inlining. virtual.sql replaces the body
+-- in the lab.
 create function jobqueue.now() returns timestamptz language sql stable parallel safe
   return pg_catalog.statement_timestamp();
 
@@ -77,7 +78,8 @@ create table jobqueue.job (
   constraint "a ready row has an attempt left" check (status <> 'ready' or attempts < max_attempts),
   constraint "a running row has an owner, an epoch and an end and has begun an attempt" check (status <> 'running' or
     (locked_by is not null and locked_until is not null and epoch > 0 and attempts > 0 and started_at is not null)),
-  constraint "only a running row has an owner" check (status = 'running' or (locked_by is null and locked_until is null)),
+  constraint "only a running row has an owner" check (
+    status = 'running' or (locked_by is null and locked_until is null)),
   constraint "only a finished row has an end" check (
     (finished_at is not null) = (status in ('done', 'failed', 'dead', 'cancelled'))),
   constraint "a done row names the epoch that did it" check (
@@ -98,11 +100,13 @@ with (fillfactor = 70,
 create index job_ready on jobqueue.job (type, run_at, id) where status = 'ready';
 create index job_running on jobqueue.job (id) where status = 'running';
 create index job_dead on jobqueue.job (finished_at) where status in ('failed', 'dead');
--- For the archive and "done per minute": BRIN, since a btree entry at every completion would cost as much as the completion's own.
+-- For the archive and "done per minute": BRIN, since a btree entry at every completion would cost as much as the
+-- completion's own.
 create index job_finished on jobqueue.job using brin (finished_at) with (pages_per_range = 16, autosummarize = on);
 
 create table jobqueue.job_archive (like jobqueue.job, primary key (id));
-create index job_archive_finished on jobqueue.job_archive using brin (finished_at) with (pages_per_range = 32, autosummarize = on);
+create index job_archive_finished on jobqueue.job_archive using brin (finished_at)
+  with (pages_per_range = 32, autosummarize = on);
 
 -- Its own row, so that it outlives the job; no foreign key, because the job moves to the archive and the key stays.
 create table jobqueue.job_key (

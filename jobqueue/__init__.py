@@ -11,6 +11,18 @@ from .reaper import Reaper
 from .worker import Worker
 
 __all__ = [
-    "Backoff", "Empty", "Handler", "InfrastructureError", "JobQueueError", "Lease", "LeaseLost", "Outcome", "PermanentError",
-    "Queue", "Reaper", "Retry", "Worker", "metrics",
-]  # fmt: skip
+    "Backoff",
+    "Empty",
+    "Handler",
+    "InfrastructureError",
+    "JobQueueError",
+    "Lease",
+    "LeaseLost",
+    "Outcome",
+    "PermanentError",
+    "Queue",
+    "Reaper",
+    "Retry",
+    "Worker",
+    "metrics",
+]

@@ -41,7 +41,7 @@ def _upgrade(conn, virtual: bool) -> None:
         )
     if version > SCHEMA_VERSION:
         raise JobQueueError(
-            f"the schema here has version {version}, this package knows {SCHEMA_VERSION}: upgrade the package; nothing changed"
+            f"the schema here has version {version}, this package knows {SCHEMA_VERSION}: upgrade the package"
         )
     for number, statement in sorted(migrations().items()):
         if number > version:

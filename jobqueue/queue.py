@@ -154,7 +154,7 @@ class Queue:
     def _own_transaction(self, verb: str):
         """Claims commit by themselves: after a caller's rollback the same epoch would be handed out twice."""
         if self.conn.info.transaction_status != TransactionStatus.IDLE:
-            raise JobQueueError(f"{verb} refuses to join an open transaction: its epoch must be committed before work starts")
+            raise JobQueueError(f"{verb} refuses to join an open transaction: its epoch must be committed first")
         if self.conn.autocommit:
             yield
         else:

@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM
@@ -125,6 +126,21 @@ def test_the_environment_reaches_the_process_and_not_its_arguments(processes):
     processes.start("a", [sys.executable, "-c", code], env={"SECRET": "word {start}"})
     wait_until(lambda: processes.log("a") == "word 1\n", 10)
     assert "word" not in " ".join(psutil.Process(processes.status()["a"].pid).cmdline())
+
+
+def test_every_call_may_come_from_any_thread(processes):
+    def toggle(name):
+        processes.start(name, SLEEPER)
+        for _ in range(20):
+            processes.signal(name, SIGSTOP)
+            assert processes.status()[name].state == "paused"
+            processes.signal(name, SIGCONT)
+            assert processes.status()[name].state == "running"
+        return name
+
+    with ThreadPoolExecutor(8) as threads:
+        names = list(threads.map(toggle, "abcdefgh"))
+    assert [kinds(processes, name) for name in names] == [["start", *["pause", "resume"] * 20]] * 8
 
 
 # --- Ends: of the client, of the supervisor ---

@@ -69,8 +69,8 @@ class Fleet:
         self._worker_names = [f"worker-{i}" for i in range(self.size)]
         self._names = [*loops, *self._worker_names]
         self._tag = f"fleet-{uuid4().hex[:8]}"
-        self._connected = set()  # owners that have had a session: no longer starting
-        self._processes = None
+        self._connected: set[str] = set()  # owners that have had a session: no longer starting
+        self._processes: Processes | None = None
 
     def __enter__(self) -> "Fleet":
         if self._processes:
@@ -124,9 +124,9 @@ class Fleet:
         """Terminate its database sessions; how many there were."""
         owner = self._owner(self._running.status()[self._name(target)])
         with connect(self.dsn, "jobqueue fleet") as conn:
-            count = conn.execute(SQL.cut, {"owner": owner}).fetchone()[0]
+            ended = conn.execute(SQL.cut, {"owner": owner}).fetchall()
         self._running.note("cut", self._name(target))
-        return count
+        return sum(each for each, in ended)
 
     def kill_random(self, rng: random.Random) -> int | None:
         """Kill one that lives, a paused one included; which, or None where all have ended."""
@@ -163,7 +163,8 @@ class Fleet:
 
     def log(self, target: int | str) -> str:
         """The end of what it wrote, over all its starts."""
-        return redacted(self._running.log(self._name(target)), conninfo_to_dict(self.dsn).get("password"))
+        password = conninfo_to_dict(self.dsn).get("password")
+        return redacted(self._running.log(self._name(target)), str(password) if password else None)
 
     # --- Processes ---
 
@@ -241,5 +242,5 @@ def _checked_handlers(handlers: str) -> str:
 def check_database(dsn: str) -> None:
     """Loops wait for a database that is down; what begins says so at once, without the password."""
     with connect(dsn, "jobqueue fleet") as conn:
-        if not conn.execute(SQL.is_installed).fetchone()[0]:
+        if (True,) not in conn.execute(SQL.is_installed):
             raise FleetError("no schema jobqueue in this database: run `python -m jobqueue install` first")

@@ -7,7 +7,7 @@ select application_name, count(*) from pg_stat_activity where application_name =
 -- As an administrator's command does: 57P01 for the worker, which reconnects. MATERIALIZED, because a WHERE with both
 -- conditions may ask pg_terminate_backend first, of every session there is.
 with own as materialized (select pid from pg_stat_activity where application_name = %(owner)s)
-select count(*) filter (where pg_terminate_backend(pid)) from own
+select pg_terminate_backend(pid) from own
 
 -- name: is_installed
 select to_regclass('jobqueue.job') is not null

@@ -15,6 +15,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Sequence
 
 import psycopg
 
@@ -26,7 +27,7 @@ SQL = statements(text("lab/effects.sql"))
 _TYPES, _LEASE = "JOBQUEUE_LAB_TYPES", "JOBQUEUE_LAB_LEASE_SECONDS"
 
 
-def environment(*, types: list[str] = (), lease_seconds: float = 30) -> dict[str, str]:
+def environment(*, types: Sequence[str] = (), lease_seconds: float = 30) -> dict[str, str]:
     """For `Fleet(environment=…)`: further types to simulate, a workload's own for instance, and the lease of all."""
     return {_TYPES: json.dumps(list(types)), _LEASE: str(lease_seconds)}
 

@@ -52,16 +52,22 @@ class Processes:
     def __init__(self, logs: str | Path | None = None):
         self._directory = Path(logs or tempfile.mkdtemp(prefix="jobqueue-fleet-"))
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._events, self._last, self._tails, self._closed = [], {}, {}, False
+        self._events: list[Event] = []
+        self._last: dict[str, Process] = {}
+        self._tails: dict[str, str] = {}
+        self._closed = False
         # One thread owns the pipes, so that an interrupt of the calling thread never cuts a request or an answer.
         self._courier = ThreadPoolExecutor(1, thread_name_prefix="fleet")
         self._client_pid = os.getpid()
         self._scratch = "" if logs else str(self._directory)
-        argv = [sys.executable, "-P", Path(__file__).with_name("supervisor.py"), str(self._client_pid), self._scratch]
+        script = str(Path(__file__).with_name("supervisor.py"))
+        argv = [sys.executable, "-P", script, str(self._client_pid), self._scratch]
         # -P: the modules of this folder must not shadow the standard library's.
         with open(self._directory / "supervisor.log", "ab") as log:
             self._supervisor = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                                                 start_new_session=True)
+        assert self._supervisor.stdin and self._supervisor.stdout
+        self._requests, self._replies = self._supervisor.stdin, self._supervisor.stdout
 
     @property
     def logs(self) -> Path:
@@ -136,9 +142,9 @@ class Processes:
         finally:
             self._closed = True
             with suppress(BrokenPipeError):
-                self._supervisor.stdin.close()
+                self._requests.close()
             self._supervisor.wait(10)
-            self._supervisor.stdout.close()
+            self._replies.close()
             self._courier.shutdown()
             if self._scratch:
                 shutil.rmtree(self._scratch, ignore_errors=True)
@@ -156,9 +162,9 @@ class Processes:
 
     def _exchange(self, request: dict) -> dict[str, Process]:
         try:
-            self._supervisor.stdin.write(json.dumps(request).encode() + b"\n")
-            self._supervisor.stdin.flush()
-            reply = json.loads(self._supervisor.stdout.readline())
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
+            reply = json.loads(self._replies.readline())
         except (OSError, ValueError) as error:
             self._last = {name: replace(process, state="killed") for name, process in self._last.items()}
             raise FleetError("the supervisor has ended, and its processes with it") from error

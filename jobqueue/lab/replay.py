@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from .. import InfrastructureError, Queue, limits
 from ..errors import InvalidInput
-from .fleet import SQL, check_database
+from .fleet import SQL, FleetError, check_database
 from .workload import Arrival, Workload
 
 BATCH_SECONDS = 0.1  # arrivals are gathered for so long, which is the error of their instants
@@ -38,7 +38,9 @@ class Feed:
         self._jobs = [_job(arrival, options or {}, outcomes, self.max_attempts) for arrival in self.workload]
         self.name = limits.text(_digest(self.workload, self._jobs) if name is None else name, "name", 400)
         self.ids: list[int] = []
-        self._stopped, self._thread, self._error = threading.Event(), None, None
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
 
     @property
     def total(self) -> int:
@@ -61,6 +63,8 @@ class Feed:
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """True when all is enqueued (or the feed was stopped); False if the time has run out."""
+        if self._thread is None:
+            raise FleetError("the feed has not started")
         self._thread.join(timeout_seconds)
         if self._error:
             raise self._error
@@ -75,7 +79,7 @@ class Feed:
     def unfinished(self) -> int:
         """How many of the jobs fed so far are ready or running."""
         with psycopg.connect(self.dsn, autocommit=True) as conn:
-            return conn.execute(SQL.unfinished, {"ids": self.ids}).fetchone()[0]
+            return sum(count for count, in conn.execute(SQL.unfinished, {"ids": self.ids}))
 
     def _feed(self, progress: bool) -> None:
         with tqdm(total=self.total, initial=self.enqueued, unit="job", disable=not progress) as bar:

@@ -37,14 +37,14 @@ KINDS = {"paused": "pause", "running": "resume", "stopping": "stop", "killed": "
 class Child:
     name: str
     request: dict
-    start: int = 0
-    popen: subprocess.Popen | None = None
+    start: int
+    popen: subprocess.Popen
     stopping: bool = False
-    seen: str = ""  # the last state that became an event
+    seen: str = "running"  # the last state that became an event
 
     @property
     def alive(self) -> bool:
-        return self.popen is not None and self.popen.poll() is None
+        return self.popen.poll() is None
 
     @property
     def state(self) -> str:
@@ -89,11 +89,8 @@ class Supervisor:
         child = self.children.get(name)
         if child and child.alive:
             raise ValueError(f"{name} is alive (pid {child.popen.pid})")
-        fresh = Child(name, request, start=child.start if child else 0)
-        spawn(fresh)
-        self.children[name] = fresh
+        self.children[name] = spawn(name, request, child.start + 1 if child else 1)
         self.note("start", name)
-        fresh.seen = "running"
 
     def signal(self, child: Child, number: signal.Signals) -> None:
         """SIGTERM to the process, which may end in peace; all else to its group: a crash takes its helpers with it."""
@@ -108,15 +105,15 @@ class Supervisor:
 
     def watch(self) -> None:
         """Turn what the operating system shows into events; a child that asked for it is started again."""
-        for child in self.children.values():
+        for child in list(self.children.values()):
             state = child.state
             if state != child.seen:
                 self.note(KINDS[state], child.name)
                 child.seen = state
             if state == "exited" and child.popen.returncode == child.request.get("restart_code"):
-                spawn(child)
-                self.note("restart", child.name)
-                child.seen = "running"
+                with suppress(OSError):  # too many processes just now: it is tried again at the next look
+                    self.children[child.name] = spawn(child.name, child.request, child.start + 1)
+                    self.note("restart", child.name)
 
     def note(self, kind: str, name: str) -> None:
         self.events.append((time.time(), kind, name))
@@ -130,16 +127,14 @@ class Supervisor:
                 child.popen.wait(REAP_SECONDS)
 
 
-def spawn(child: Child) -> None:
+def spawn(name: str, request: dict, start: int) -> Child:
     """`{start}` in an argument or a variable becomes 1, 2, …: an owner must be unique per start."""
-    request, number = child.request, str(child.start + 1)
-    argv = [argument.replace("{start}", number) for argument in request["argv"]]
-    env = {key: value.replace("{start}", number) for key, value in request.get("env", {}).items()}
+    argv = [argument.replace("{start}", str(start)) for argument in request["argv"]]
+    env = {key: value.replace("{start}", str(start)) for key, value in request.get("env", {}).items()}
     with open(request.get("log", os.devnull), "ab") as log:
-        child.popen = subprocess.Popen(argv, env=os.environ | env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                       start_new_session=True, preexec_fn=die_with_parent())
-    child.start += 1
-    child.stopping = False
+        popen = subprocess.Popen(argv, env=os.environ | env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                 start_new_session=True, preexec_fn=die_with_parent())
+    return Child(name, request, start, popen)
 
 
 def die_with_parent():

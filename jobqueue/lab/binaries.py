@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from jobqueue.errors import JobQueueError
+from jobqueue.lab import keeper
 
 NOBODY = "nobody"  # PostgreSQL refuses to run as root
 DEBIAN = Path("/usr/lib/postgresql")
@@ -97,9 +98,9 @@ def _usable(folder: Path, source: str, home: Path) -> Binaries | None:
 
 def _version(folder: Path) -> str | None:
     command = [str(folder / "postgres"), "--version"]
-    who = {"user": NOBODY, "group": _group(), "extra_groups": []} if unprivileged() else {}
     try:
-        text = subprocess.run(command, check=True, capture_output=True, text=True, cwd="/", **who).stdout
+        text = subprocess.run(command, check=True, capture_output=True, text=True, cwd="/",
+                              **keeper.identity(unprivileged())).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
     match = re.search(r"\(PostgreSQL\) (\d+(\.\d+)?)", text)
@@ -113,8 +114,9 @@ def _copy(install: Path, home: Path) -> Path:
     target = home / f"binaries-{sha256(os.fsencode(mark)).hexdigest()[:12]}"
     new = Path(tempfile.mkdtemp(dir=home, prefix="copy-"))
     if not target.exists():
-        for part in (*(f"{package.name}/{install.name}/{name}" for name in ("bin", "lib", "share")), f"{package.name}.libs"):
-            if (package.parent / part).exists():  # the libraries that the wheel brings lie beside it
+        inside = [f"{package.name}/{install.name}/{part}" for part in ("bin", "lib", "share")]
+        for part in (*inside, f"{package.name}.libs"):  # libraries that the wheel brings lie beside it
+            if (package.parent / part).exists():
                 shutil.copytree(package.parent / part, new / part, symlinks=True)
         _open_to_all(new)
         with contextlib.suppress(OSError):  # another was faster
@@ -129,12 +131,6 @@ def _open_to_all(copied: Path) -> None:
         for path in (Path(folder, file) for file in files):
             if not path.is_symlink():
                 path.chmod(path.stat().st_mode | (0o055 if path.stat().st_mode & 0o100 else 0o044))
-
-
-def _group() -> int:
-    import pwd
-
-    return pwd.getpwnam(NOBODY).pw_gid
 
 
 def _as_whom() -> str:

@@ -73,7 +73,11 @@ class Server:
         self._plan = _plan(self._found, home, fresh, settings or {})
         self._guarded = threading.RLock()
         self._link: _Link | None = None
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
         log.info("PostgreSQL %s from %s (%s)", self.version, self.source, self._found.folder)
 
     @property
@@ -163,7 +167,7 @@ def reachable(dsn: str) -> str:
 def redacted(dsn: str) -> str:
     """The DSN fit to be shown."""
     try:
-        fields = conninfo.conninfo_to_dict(dsn)
+        fields: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
     except psycopg.Error:
         return "(unreadable DSN)"
     hidden = {key: "***" for key in fields if "password" in key}
@@ -174,7 +178,7 @@ def _administer(dsn: str, statement: str, **names: str) -> None:
     with _connected(dsn) as conn:
         _require_createdb(conn)
         quoted = {key: sql.Identifier(name) for key, name in names.items()}
-        conn.execute(sql.SQL(statement).format(**quoted))  # type: ignore[arg-type]
+        conn.execute(sql.SQL(statement).format(**quoted))
 
 
 def _require_createdb(conn: psycopg.Connection[Any]) -> None:
@@ -231,10 +235,16 @@ def _home() -> Path:
     for folder in wanted:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK | os.X_OK):
+            if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK | os.X_OK) and _passable(folder):
                 folder.chmod(0o711)  # ours; passable for the unprivileged user that root becomes
                 return folder
-    raise DatabaseError(f"no folder for a server: {' and '.join(map(str, wanted))} cannot be made or belongs to another")
+    why = f", or is closed to the user {binaries.NOBODY}" if binaries.unprivileged() else ""
+    raise DatabaseError(f"no folder for a server: {' and '.join(map(str, wanted))} cannot be made, is another's{why}")
+
+
+def _passable(folder: Path) -> bool:
+    """Where root becomes another user, that one must be able to walk there."""
+    return not binaries.unprivileged() or all(parent.stat().st_mode & 0o001 for parent in folder.parents)
 
 
 def _cache() -> Path:

@@ -61,10 +61,6 @@ class Plan:
     def grace_seconds(self) -> float:
         return GRACE_SECONDS if self.lasting else 0.0
 
-    def identity(self) -> dict[str, Any]:
-        """Arguments of subprocess that make a child the unprivileged user, its supplementary groups dropped."""
-        return {"user": self.user, "group": _user(self.user).pw_gid, "extra_groups": []} if self.user else {}
-
 
 class Keeper:
     """The server, its clients, and who waits for it to be up or down. One thread; PostgreSQL is its only child."""
@@ -195,7 +191,7 @@ def make_cluster(plan: Plan) -> None:
     command = [str(Path(plan.binaries, "initdb")), "-D", str(new), "-U", "postgres", "-A", "trust", "-E", "UTF8",
                "--no-sync", f"--locale={LOCALE}"]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                   cwd=plan.root, env=environment(), **plan.identity())
+                   cwd=plan.root, env=environment(), **identity(plan.user))
     new.rename(plan.data)
 
 
@@ -205,7 +201,12 @@ def launch(plan: Plan) -> subprocess.Popen[bytes]:
                "-p", str(PORT), *settings]
     with Path(plan.root, "server.log").open("ab") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=plan.root,
-                                env=environment(), start_new_session=True, **plan.identity())
+                                env=environment(), start_new_session=True, **identity(plan.user))
+
+
+def identity(user: str | None) -> dict[str, Any]:
+    """Arguments of subprocess that make a child this user, supplementary groups dropped; None: who we are."""
+    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []} if user else {}
 
 
 def environment() -> dict[str, str]:
@@ -303,7 +304,7 @@ def explain(error: Exception) -> str:
 
 def make_sockets(plan: Plan) -> None:
     """A folder with a known name in a place open to all: it must be ours, and closed to others."""
-    owner = _user(plan.user).pw_uid if plan.user else os.geteuid()
+    owner = pwd.getpwnam(plan.user).pw_uid if plan.user else os.geteuid()
     with contextlib.suppress(FileExistsError):
         os.mkdir(plan.sockets, 0o700)
         os.chown(plan.sockets, owner, -1)
@@ -337,10 +338,6 @@ def locked(lock: Any, plan: Plan) -> bool:
         if plan.door.exists():
             return False
         time.sleep(0.02)
-
-
-def _user(name: str | None) -> pwd.struct_passwd:
-    return pwd.getpwnam(str(name))
 
 
 if __name__ == "__main__":

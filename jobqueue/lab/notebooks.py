@@ -1,4 +1,4 @@
-"""Executes notebooks without a browser, each in a fresh kernel: `python -m jobqueue.lab.notebooks [--write] [NAME …]`."""
+"""Executes notebooks without a browser, each in a fresh kernel; behind `./run notebooks [--write] [NAME …]`."""
 from __future__ import annotations
 
 import argparse
@@ -30,7 +30,7 @@ def execute(path: Path, *, parameters: Mapping[str, object] | None = None,
 
     parameters: assigned after the cell tagged `parameters`, by name.
     """
-    notebook = nbformat.read(path, as_version=4)
+    notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     if parameters:
         _assign(notebook, path.name, parameters)
     client = NotebookClient(notebook, timeout=cell_seconds, kernel_name="python3", store_widget_state=False,
@@ -61,7 +61,7 @@ def _run(path: Path, write: bool) -> bool:
         print(f"{path.stem}: failed after {time.monotonic() - clock:.1f} s\n{error}", file=sys.stderr, flush=True)
         return False
     if write:
-        nbformat.write(notebook, path)
+        nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
     made = sorted(file.name for file in EXPORTS.rglob("*") if file.is_file() and file.stat().st_mtime >= began)
     print(f"{path.stem}: {time.monotonic() - clock:.1f} s, {len(made)} files exported", flush=True)
     return True
@@ -72,11 +72,12 @@ def _assign(notebook: nbformat.NotebookNode, name: str, parameters: Mapping[str,
     if place is None:
         raise NotebookFailed(f"{name} has no cell tagged `parameters`")
     lines = [f"{key} = {value!r}" for key, value in parameters.items()]
-    notebook.cells.insert(place + 1, nbformat.v4.new_code_cell("\n".join(lines)))
+    assigned = nbformat.v4.new_code_cell("\n".join(lines))  # type: ignore[no-untyped-call]
+    notebook.cells.insert(place + 1, assigned)
 
 
-def _tags(cell: Any) -> Sequence[str]:
-    return cell.metadata.get("tags", ())
+def _tags(cell: Any) -> list[str]:
+    return list(cell.metadata.get("tags", ()))
 
 
 def _chosen(names: Sequence[str]) -> list[Path]:

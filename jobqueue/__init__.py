@@ -4,6 +4,7 @@ from . import metrics
 from .backoff import Backoff
 from .context import Handler
 from .errors import InfrastructureError, JobQueueError, LeaseLost, PermanentError, Retry
+from .janitor import Janitor
 from .model import Empty, Lease
 from .outcome import Outcome
 from .queue import Queue
@@ -16,6 +17,7 @@ __all__ = [
     "Handler",
     "InfrastructureError",
     "JobQueueError",
+    "Janitor",
     "Lease",
     "LeaseLost",
     "Outcome",

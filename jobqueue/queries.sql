@@ -442,3 +442,37 @@ delete from jobqueue.listener where owner = %(owner)s
 
 -- name: subscribe
 listen jobqueue_job
+
+-- ---------------------------------------------------------------- clean-up: bounded batches; SKIP LOCKED, so janitors share the work
+
+-- name: purge_keys
+-- Its job must have left `job`; one snapshot sees a job that is being archived in one of the two tables, never in neither.
+-- A key is as old as its job, so created_at bounds the look; then the end of the archived job counts.
+with old as materialized (
+  select k.key from jobqueue.job_key k
+  where k.created_at <= jobqueue.now() - %(age)s::float8 * interval '1 second'
+    and not exists (select from jobqueue.job j where j.id = k.job_id)
+    and not exists (select from jobqueue.job_archive a
+                    where a.id = k.job_id and a.finished_at > jobqueue.now() - %(age)s::float8 * interval '1 second')
+  limit %(limit)s for update skip locked)
+delete from jobqueue.job_key where key = any (array(select key from old))
+
+-- name: prune_archive
+delete from jobqueue.job_archive where id = any (array(
+  select id from jobqueue.job_archive where finished_at <= jobqueue.now() - %(age)s::float8 * interval '1 second'
+  limit %(limit)s for update skip locked))
+
+-- name: prune_incidents
+delete from jobqueue.incident where ctid = any (array(
+  select ctid from jobqueue.incident where at <= jobqueue.now() - %(age)s::float8 * interval '1 second'
+  order by at limit %(limit)s for update skip locked))
+
+-- name: prune_missed_slots
+delete from jobqueue.missed_slot where ctid = any (array(
+  select ctid from jobqueue.missed_slot where slot <= jobqueue.now() - %(age)s::float8 * interval '1 second'
+  limit %(limit)s for update skip locked))
+
+-- name: prune_listeners
+delete from jobqueue.listener where owner = any (array(
+  select owner from jobqueue.listener where at <= jobqueue.now() - %(age)s::float8 * interval '1 second'
+  limit %(limit)s for update skip locked))

@@ -11,6 +11,7 @@ import sys
 
 from . import limits, metrics
 from .errors import InvalidInput, JobQueueError
+from .janitor import Janitor
 from .loop import connect
 from .queue import Queue
 from .reaper import Reaper
@@ -26,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.verbose:
             raise
         print(f"jobqueue {options.command}: {error}", file=sys.stderr)
-        return 2
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -67,6 +68,12 @@ def _worker(options) -> int:
 def _reaper(options) -> None:
     with _dsn(options) as dsn:
         _run(Reaper(dsn, poll_seconds=options.poll_seconds, limit=options.limit, outage_grace_seconds=options.outage_grace_seconds))
+
+
+def _janitor(options) -> None:
+    names = ("archive_after_seconds", "key_ttl_seconds", "archive_ttl_seconds", "artifacts", "orphan_grace_seconds", "poll_seconds", "limit")
+    with _dsn(options) as dsn:
+        _run(Janitor(dsn, statuses=options.statuses.split(","), **{name: getattr(options, name) for name in names}))
 
 
 def _enqueue(options) -> None:
@@ -139,6 +146,17 @@ def _reaper_arguments(command) -> None:
     command.add_argument("--outage-grace-seconds", type=float, default=30)
 
 
+def _janitor_arguments(command) -> None:
+    command.add_argument("--archive-after-seconds", type=float, default=86_400, help="of the statuses below (default: a day)")
+    command.add_argument("--statuses", default="done", help="comma-separated: done, cancelled, failed, dead (default: done)")
+    command.add_argument("--key-ttl-seconds", type=float, default=2_592_000, help="after the job's end (default: 30 days)")
+    command.add_argument("--archive-ttl-seconds", type=float, help="forget archived rows so long after their end (default: never)")
+    command.add_argument("--artifacts", metavar="DIR", help="folder of published files, to be swept")
+    command.add_argument("--orphan-grace-seconds", type=float, default=3_600)
+    command.add_argument("--poll-seconds", type=float, default=60)
+    command.add_argument("--limit", type=int, default=1_000, help="rows a batch")
+
+
 def _enqueue_arguments(command) -> None:
     command.add_argument("type")
     command.add_argument("payload", nargs="?", default="null", help="JSON")
@@ -166,6 +184,7 @@ COMMANDS = {
     "install": (_install, "Create or upgrade the schema.", _install_arguments),
     "worker": (_worker, "Run jobs until SIGTERM.", _worker_arguments),
     "reaper": (_reaper, "Take ended leases away until SIGTERM.", _reaper_arguments),
+    "janitor": (_janitor, "Archive, forget old keys and sweep orphans until SIGTERM.", _janitor_arguments),
     "enqueue": (_enqueue, "Add one job.", _enqueue_arguments),
     "stats": (_stats, "The queue at this instant.", _nothing),
     "explain": (_explain, "One job's whole story.", _id_arguments),

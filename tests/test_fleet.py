@@ -13,9 +13,10 @@ from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM
 
 import psutil
 import pytest
-from helpers import wait_until
+from jupyter_client.manager import start_new_kernel
 from psycopg.conninfo import make_conninfo
 
+from helpers import wait_until
 from jobqueue import InfrastructureError
 from jobqueue.errors import InvalidInput
 from jobqueue.lab import handlers
@@ -424,3 +425,29 @@ def test_a_kernel_can_be_interrupted_and_when_it_is_killed_no_worker_is_left(dsn
     kernel.kill()
     kernel.wait()
     wait_until(lambda: all(map(gone, pids)), 10)
+
+
+@pytest.mark.long
+def test_the_same_holds_for_a_jupyter_kernel(dsn):
+    manager, client = start_new_kernel()
+    answers = []
+
+    def run(code):
+        client.execute_interactive(code, timeout=60, output_hook=lambda message: answers.append(message["content"]))
+
+    try:
+        run(KERNEL.split("try:")[0].replace("sys.argv[1]", repr(dsn)) + "print(*pids)")
+        pids = [int(pid) for answer in answers if answer.get("name") == "stdout" for pid in answer["text"].split()]
+        sleeping = client.execute("time.sleep(600)")
+        wait_until(lambda: client.get_iopub_msg(timeout=30)["content"].get("code") == "time.sleep(600)", 30)
+        manager.interrupt_kernel()
+        reply = client.get_shell_msg(timeout=30)
+        assert (reply["parent_header"]["msg_id"], reply["content"]["ename"]) == (sleeping, "KeyboardInterrupt")
+        answers.clear()
+        run("print([worker.state for worker in fleet.workers + fleet.loops])")
+        assert "['paused', 'running', 'running']\n" in [answer.get("text") for answer in answers]
+        os.kill(manager.provisioner.process.pid, SIGKILL)
+        wait_until(lambda: all(map(gone, pids)), 10)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)

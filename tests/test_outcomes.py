@@ -81,6 +81,8 @@ VERBS = {
     "publish": lambda queue, lease: queue.publish(lease, NAME, DIGEST),
     "reconcile": lambda queue, lease: queue.reconcile(lease),
     "digest": lambda queue, lease: queue.reconcile(lease, name=NAME, digest=DIGEST),
+    "complete_many": lambda queue, lease: queue.complete_many([lease])[0],
+    "heartbeat_many": lambda queue, lease: queue.heartbeat_many([lease], lease_seconds=10)[0],
 }
 
 def lines():
@@ -224,6 +226,17 @@ def test_the_same_lease_twice_in_one_batch_gets_two_answers(tell, virtual_queue)
     assert set(virtual_queue.complete_many([lease, lease])) <= {Outcome.APPLIED, Outcome.ALREADY_APPLIED}
 
 
+def test_a_stranger_with_my_epoch_in_my_batch_is_not_told_applied(tell, virtual_queue):
+    mine = tell("claim", "batch").mine
+    leases = [mine, replace(mine, owner="B")]
+    assert [virtual_queue.heartbeat_many(leases), virtual_queue.complete_many(leases)] == [[Outcome.APPLIED, Outcome.LOST]] * 2
+
+
+def test_two_epochs_of_one_job_in_one_batch_get_their_own_answers(tell, virtual_queue):
+    story = tell("fail B", "epochs")
+    assert virtual_queue.complete_many([story.mine, story.other, story.mine]) == [Outcome.CONFLICT, Outcome.APPLIED, Outcome.CONFLICT]
+
+
 def test_the_many_verbs_take_an_empty_list(virtual_queue):
     assert (virtual_queue.complete_many([]), virtual_queue.heartbeat_many([])) == ([], [])
 
@@ -264,7 +277,8 @@ def test_an_update_that_never_lands_is_sent_again_twice_at_most_and_then_raises(
     assert virtual_conn.execute("select last_value from public.tries").fetchone()[0] in (2, 3)
 
 
-SPEAKING = ["complete", "strict", "fail", "refuse", "release", "heartbeat", "publish", "reconcile"]
+SPEAKING = ["complete", "strict", "fail", "refuse", "release", "heartbeat", "publish", "reconcile", "complete_many",
+            "heartbeat_many"]
 
 
 @pytest.mark.parametrize("verb", SPEAKING)

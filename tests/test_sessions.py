@@ -11,6 +11,7 @@ from emptied import emptied
 from helpers import Session, wait_until
 from jobqueue import Backoff, Empty, InfrastructureError, JobQueueError, Outcome, Queue
 from jobqueue.lab import database
+from jobqueue.sql import SQL
 
 DIGEST, OTHER = "ab" * 32, "cd" * 32
 AT_ONCE = Backoff(shape="constant", base_seconds=0, jitter="none")
@@ -266,6 +267,26 @@ def test_a_cancellation_that_waited_for_a_completion(queue, a, b, worker_ends, b
     assert (waited, answer.before, answer.after) == (True, before, after)
 
 
+def test_a_cancellation_that_waited_for_a_redrive_cancels_the_job_that_it_met(conn, queue, a, b):
+    lease = claim(queue)
+    queue.fail(lease, "never", permanent=True)
+    waited, answer = answer_after(holding(a, lambda queue: queue.redrive([lease.id])), b, VERBS["cancel"](lease))
+    assert (waited, answer.before, answer.after, status(conn, lease.id)) == (True, "ready", "cancelled", "cancelled")
+
+
+def test_a_cancellation_that_waited_for_a_failure_cancels_the_job_that_is_ready_again(conn, queue, a, b):
+    lease = claim(queue)
+    waited, answer = answer_after(holding(a, VERBS["fail"](lease)), b, VERBS["cancel"](lease))
+    assert (waited, answer.before, answer.after, status(conn, lease.id)) == (True, "ready", "cancelled", "cancelled")
+
+
+def test_a_redrive_that_waited_for_another_redrive_finds_nothing_left_to_do(conn, queue, a, b):
+    lease = claim(queue)
+    queue.fail(lease, "never", permanent=True)
+    waited, redriven = answer_after(holding(a, lambda queue: queue.redrive([lease.id])), b, lambda queue: queue.redrive([lease.id]))
+    assert (waited, redriven, status(conn, lease.id)) == (True, [], "ready")
+
+
 def test_a_resent_completion_waits_for_its_own_first_sending_and_reconcile_says_held_meanwhile(queue, a, b):
     lease = claim(queue)
     with holding(a, VERBS["complete"](lease)):
@@ -425,6 +446,14 @@ def test_two_batches_in_opposite_order_neither_wait_nor_deadlock(queue, a, b, ve
     with holding(a, lambda queue: MANY[verb](queue, leases)) as first, never_waiting(b) as own:
         second = MANY[verb](own, leases[::-1])
     assert (first, second) == ([Outcome.APPLIED] * 4, [Outcome.HELD] * 4)
+
+
+@pytest.mark.parametrize("wait_free", [SQL.listen, SQL.unlisten], ids=["listen", "unlisten"])
+def test_a_producers_open_transaction_keeps_no_worker_from_listening_or_leaving(conn, a, b, wait_free):
+    listener = {"owner": "W", "types": ["mail"]}
+    conn.execute(SQL.listen, listener)
+    with holding(a, lambda queue: queue.enqueue("mail")), never_waiting(b):
+        assert b.conn.execute(wait_free, listener).rowcount in (0, 1)
 
 
 # ---- enqueue and the archive -----------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ FAULTS = {
     "resume": Mark("▷", "resume", GREEN, (0, (5, 1, 1, 1))),
     "start": Mark("●", "start", GREEN, (0, (1, 1))),
     "stop": Mark("■", "stop", BLACK, (0, (2, 1))),
+    "exit": Mark("○", "exit", BLACK, (0, (1, 3))),
     "cut": Mark("✂", "cut", BLUE, (0, (2, 1))),
     "crash": Mark("⚡", "crash", VERMILLION, (0, (1, 1))),
     "restart": Mark("⟳", "restart", GREEN, (0, (2, 1))),

@@ -14,7 +14,7 @@ _ENDS = {
     "crash": ("restart", "start"),
     "slow": ("resume", "kill", "stop"),
 }
-_ROWS = 8
+ROWS = 8
 _ROW_INCHES = 0.19
 _OTHER = style.Mark("◆", "", style.BLACK)
 
@@ -46,6 +46,8 @@ def spells(faults, end):
     out, open_ = [], {}
     for row in faults.sort_values("time_seconds", kind="stable").to_dict("records"):
         kind, target, at = str(row["kind"]), _target(row), float(row["time_seconds"])
+        if kind == "exit" and open_.get(target):
+            continue  # the end of a stop, which lasts until the next start
         ended = _close(out, open_.get(target, ()), kind, at)
         open_[target] = [i for i in open_.get(target, ()) if not out[i].ended]
         if ended and kind not in _ENDS:
@@ -70,11 +72,11 @@ def _close(out, candidates, kind, at):
     return bool(ended)
 
 
-def lane_rows(found, low, high):
+def lane_rows(found, low, high, most=ROWS):
     """A row of the lane for each spell, measured with its label; None where the lane is full. And the lane's height."""
     inches = (style.WIDTH - style.LEFT - style.RIGHT) / (high - low)
     place = [_extent(s, low, high, inches) for s in found]
-    chosen = labels.rows(place, _ROWS)
+    chosen = labels.rows(place, most)
     used = 1 + max((row for row in chosen if row is not None), default=0)
     return chosen, used * _ROW_INCHES + 0.06
 

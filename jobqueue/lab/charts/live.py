@@ -16,7 +16,7 @@ COUNTS = ("ready", "running", "waiting_retry", "dead", "done")
 ATTEMPTS = ("job_id", "epoch", "started", "ended", "outcome")
 _LANES = 24
 _BARS = 20_000  # a PolyCollection of 20,000 draws in 0.3 s and makes an SVG of 4 MB
-_MARKS = {"failed": "x", "failed_permanently": "X", "released": "<", "lost": "^", "cancelled": "|", "unknown": "$?$"}
+MARKS = {"failed": "x", "failed_permanently": "X", "released": "<", "lost": "^", "cancelled": "|", "unknown": "$?$"}
 _HATCH = {"running": "////"}
 
 
@@ -107,9 +107,10 @@ def _age(ax, high, ages):
     if ages.empty:
         style.empty(ax, "no samples")
         return []
+    drawn = frames.broken(ages)
     ax.plot(
-        ages["time_seconds"],
-        ages["oldest_age_seconds"],
+        drawn["time_seconds"],
+        drawn["oldest_age_seconds"],
         color=style.BLUE,
         lw=1.7,
         label="queue age",
@@ -129,9 +130,10 @@ def _counts(ax, high, ages):
     if ages.empty:
         style.empty(ax, "no samples")
         return []
+    drawn = frames.broken(ages)
     for name in shown:
         mark = style.STATES[name]
-        ax.plot(ages["time_seconds"], ages[name], color=mark.colour, ls=mark.dash, lw=1.5, label=mark.word)
+        ax.plot(drawn["time_seconds"], drawn[name], color=mark.colour, ls=mark.dash, lw=1.5, label=mark.word)
     ends = [
         (
             ages[name].iloc[-1],
@@ -155,7 +157,7 @@ def _lanes(ax, high, attempts, names, faults):
     drawn = attempts[attempts["worker"].isin(names)]
     notes = [f"the first {_BARS:,} of {len(drawn):,} attempts are drawn"] if len(drawn) > _BARS else []
     drawn = drawn.head(_BARS)
-    _shade_lanes(ax, faults, names, high)
+    shade_lanes(ax, fault.spells(faults, high), names, high)
     for outcome, part in drawn.groupby("outcome", sort=False):
         _bars(ax, part, names, str(outcome), high)
     _lane_legend(ax, attempts)
@@ -185,7 +187,7 @@ def _bars(ax, part, names, outcome, high):
             part["ended"],
             at,
             ls="none",
-            marker=_MARKS.get(outcome, "$?$"),
+            marker=MARKS.get(outcome, "$?$"),
             ms=5,
             color=colour,
             mec=colour,
@@ -194,9 +196,9 @@ def _bars(ax, part, names, outcome, high):
         )
 
 
-def _shade_lanes(ax, faults, names, high):
+def shade_lanes(ax, found, names, high):
     """A worker's spells stand in its own lane only, over its bars: a paused worker's attempt goes on in the table."""
-    for s in fault.spells(faults, high):
+    for s in found:
         if s.target in names and s.start <= high:
             row, width = names.index(s.target), (s.start if s.end is None else min(s.end, high)) - s.start
             ax.barh(row, width, left=s.start, height=0.96, facecolor=s.mark.colour, alpha=0.2, lw=0, zorder=3)
@@ -231,7 +233,7 @@ def _lane_legend(ax, attempts):
                 ls="none",
                 ms=6,
                 color=mark.colour,
-                marker=_MARKS.get(outcome, "$?$"),
+                marker=MARKS.get(outcome, "$?$"),
             )
         ax.text(1.06, y, f"{mark.word} {style.count(n)}", transform=ax.transAxes, va="center", size=style.FOOT + 0.5)
 

@@ -1,0 +1,230 @@
+"""Watches a live queue and its fleet: samples, attempts and faults as frames, gathered by a thread that only reads.
+
+    with Observer(dsn, fleet) as seen:
+        …                       # kill, pause, wait
+        charts.overview(seen.ages, seen.attempts, seen.faults)
+
+A database that is away leaves a gap in the samples; the thread connects again by itself.
+"""
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pandas as pd
+import psycopg
+from psycopg.rows import dict_row
+
+from jobqueue import limits
+from jobqueue.errors import InfrastructureError
+from jobqueue.lab import fleet as fleets
+from jobqueue.loop import connect
+from jobqueue.sql import statements, text
+
+log = logging.getLogger(__name__)
+
+SQL = statements(text("lab/observe.sql"))
+SAMPLES = 40_000  # 2.8 hours at 4 a second; the oldest are dropped after that
+ATTEMPTS = 200_000
+ROWS = 5_000  # of one look
+OVERLAP_SECONDS = 3.0  # a row may be committed so much later than the instant that stands in it
+STATEMENT_SECONDS = 5
+COUNTS = ("ready", "due", "running", "waiting_retry", "dead", "done")
+_AGES = ("time_seconds", *COUNTS, "oldest_age_seconds")
+_ATTEMPTS = ("job_id", "type", "attempt", "epoch", "owner", "worker", "started", "ended", "outcome")
+_FAULTS = ("time_seconds", "kind", "target")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The queue and the fleet at one instant; `leases` are the rows that are out, as dicts."""
+
+    time_seconds: float
+    ready: int
+    due: int
+    running: int
+    waiting_retry: int
+    dead: int
+    done: int
+    oldest_age_seconds: float
+    workers: tuple = ()
+    leases: tuple = ()
+    heard: dict = field(default_factory=dict)  # owner → seconds since one of its sessions did anything
+
+
+class Observer:
+    """Samples `hz` times a second, and rests at least three times as long as a look took."""
+
+    def __init__(self, dsn: str, fleet: "fleets.Fleet | None" = None, *, hz: float = 4.0):
+        self.dsn, self.fleet, self.hz = dsn, fleet, limits.seconds(hz, "hz", 0.01, 100)
+        self.error: str | None = None
+        self._guard = threading.RLock()
+        self._stopped = threading.Event()
+        self._samples: list[Sample] = []
+        self._attempts: dict[tuple[int, int], dict] = {}
+        self._notes: list[tuple[float, str, str]] = []
+        self._fleet_events: list[tuple[float, str, str]] = []
+        self.workers: tuple = ()  # of the fleet, its loops included, as they were last looked at
+        with connect(dsn, "jobqueue observer") as conn:
+            self.postgres = conn.execute("show server_version").fetchone()[0].split()[0]
+            self.origin = conn.execute(SQL.clock).fetchone()[0]
+        self._offset = time.time() - self.origin  # this machine's clock against the database's: for events only
+        self._since = self.origin - OVERLAP_SECONDS
+        self.look_at_fleet()
+        self._thread = threading.Thread(target=self._watch, name="observer", daemon=True)
+
+    def start(self) -> "Observer":
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(STATEMENT_SECONDS + 2)
+
+    def __enter__(self) -> "Observer":
+        return self.start()
+
+    def __exit__(self, *_) -> None:
+        self.stop()
+
+    def note(self, kind: str, target: str) -> None:
+        """Something that no process shows: a burst, a crash of the database."""
+        with self._guard:
+            self._notes.append((self.now, kind, target))
+
+    @property
+    def now(self) -> float:
+        """Seconds since the observer began, by the database's clock."""
+        return time.time() - self._offset - self.origin
+
+    @property
+    def latest(self) -> Sample | None:
+        with self._guard:
+            return self._samples[-1] if self._samples else None
+
+    def recent(self, seconds: float) -> list[Sample]:
+        """The samples of the last `seconds`, in order."""
+        with self._guard:
+            first = len(self._samples)
+            begin = self.now - seconds
+            while first and self._samples[first - 1].time_seconds >= begin:
+                first -= 1
+            return self._samples[first:]
+
+    def recent_attempts(self, seconds: float) -> list[dict]:
+        """Attempts that run or ended in the last `seconds`."""
+        begin = self.now - seconds
+        with self._guard:
+            return [dict(a) for a in self._attempts.values() if a["ended"] is None or a["ended"] >= begin]
+
+    @property
+    def ages(self) -> pd.DataFrame:
+        with self._guard:
+            return pd.DataFrame([[getattr(s, name) for name in _AGES] for s in self._samples], columns=list(_AGES))
+
+    @property
+    def attempts(self) -> pd.DataFrame:
+        with self._guard:
+            rows = [[attempt[name] for name in _ATTEMPTS] for attempt in self._attempts.values()]
+        frame = pd.DataFrame(rows, columns=list(_ATTEMPTS)).astype(
+            {"started": float, "ended": float, "attempt": "Int64"}
+        )
+        return frame.sort_values(["started", "job_id", "epoch"], ignore_index=True)
+
+    @property
+    def faults(self) -> pd.DataFrame:
+        """What happened to the fleet and the database since the observer began, in order of time."""
+        return pd.DataFrame(self.events(), columns=list(_FAULTS))
+
+    def events(self) -> list[tuple[float, str, str]]:
+        with self._guard:
+            return sorted(self._fleet_events + self._notes)
+
+    def look_at_fleet(self) -> None:
+        """Before the next sample does, so that what was just done shows at once."""
+        if self.fleet is None:
+            return
+        workers = (*self.fleet.workers, *self.fleet.loops)
+        seen = [(e.at.timestamp() - self._offset - self.origin, e.kind, e.target) for e in self.fleet.events]
+        with self._guard:
+            self.workers, self._fleet_events = workers, [event for event in seen if event[0] >= 0]
+
+    def _watch(self) -> None:
+        conn = None
+        while not self._stopped.is_set():
+            begun = time.monotonic()
+            try:
+                self.look_at_fleet()
+                if conn is None or conn.closed:
+                    conn = self._connected()
+                self._look(conn)
+                self.error = None
+            except (psycopg.Error, InfrastructureError, fleets.FleetError) as error:
+                self.error = str(error).strip().splitlines()[0]
+                conn = self._dropped(conn)
+            took = time.monotonic() - begun
+            self._stopped.wait(max(1 / self.hz - took, 3 * took))
+        self._dropped(conn)
+
+    def _connected(self) -> psycopg.Connection:
+        conn = connect(self.dsn, "jobqueue observer")  # autocommit: a picture must never be the long transaction
+        conn.row_factory = dict_row
+        conn.execute(f"set statement_timeout = '{STATEMENT_SECONDS}s'")
+        return conn
+
+    def _dropped(self, conn) -> None:
+        if conn is not None:
+            conn.close()
+
+    def _look(self, conn) -> None:
+        workers = self.workers
+        row = conn.execute(SQL.sample).fetchone()
+        leases = conn.execute(SQL.leases, {"most": ROWS}).fetchall()
+        ends = conn.execute(SQL.ends, {"since": self._since, "most": ROWS}).fetchall()
+        owners = [worker.owner for worker in workers]
+        heard = {r["owner"]: r["seconds"] for r in conn.execute(SQL.heard, {"owners": owners})} if owners else {}
+        at = row.pop("at")
+        row["oldest_age_seconds"] = row["oldest_age_seconds"] or 0.0
+        with self._guard:
+            self._gather(leases, ends)
+            self._since = max(self._since, (ends[-1]["ended"] if len(ends) == ROWS else at) - OVERLAP_SECONDS)
+            self._samples.append(Sample(at - self.origin, **row, workers=workers, leases=tuple(leases), heard=heard))
+            if len(self._samples) > SAMPLES:
+                del self._samples[: SAMPLES // 10]
+
+    def _gather(self, leases, ends) -> None:
+        for row in leases:
+            self._attempts.setdefault((row["id"], row["epoch"]), self._attempt(row, None, "running"))
+        for row in ends:
+            known = self._attempts.get((row["id"], row["epoch"]))
+            if known and known["outcome"] != "running":
+                continue
+            attempt = self._attempt(row, row["ended"], row["outcome"])
+            if known and attempt["started"] is None:
+                attempt |= {"started": known["started"], "attempt": known["attempt"]}
+            self._attempts[row["id"], row["epoch"]] = attempt
+        for key in list(self._attempts)[: max(0, len(self._attempts) - ATTEMPTS)]:
+            del self._attempts[key]
+
+    def _attempt(self, row, ended, outcome) -> dict:
+        started = row["started"]
+        return {
+            "job_id": row["id"],
+            "type": row["type"],
+            "attempt": row["attempt"],
+            "epoch": row["epoch"],
+            "owner": row["owner"],
+            "worker": worker_name(row["owner"]),
+            "started": None if started is None else started - self.origin,
+            "ended": None if ended is None else ended - self.origin,
+            "outcome": outcome,
+        }
+
+
+def worker_name(owner: str) -> str:
+    """A fleet's owner is fleet-TAG/NAME.START, unique per start; a lane is the name. Other owners stay as they are."""
+    tag, _, rest = owner.rpartition("/")
+    name, _, start = rest.rpartition(".")
+    return name if tag.startswith("fleet-") and start.isdigit() else owner

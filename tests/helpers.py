@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import psycopg
 
-from jobqueue import Queue
+if TYPE_CHECKING:
+    from jobqueue import Queue
 
 HOME = "JOBQUEUE_LAB_HOME"  # of this test run alone: its servers lie in it, its processes inherit it
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -32,6 +33,8 @@ class Session:
     """A session (`conn`, `queue`, `pid`) that can do one thing at a time in a thread, so that it may have to wait."""
 
     def __init__(self, dsn: str, **connect: Any) -> None:
+        from jobqueue import Queue  # here: tests that need no queue run while it cannot be imported
+
         self.conn = psycopg.connect(dsn, autocommit=True, **connect)
         self.watch = psycopg.connect(dsn, autocommit=True)
         self.queue = Queue(self.conn)

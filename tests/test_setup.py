@@ -52,7 +52,7 @@ def run(tmp_path):
     module = module_from_spec(spec_from_loader("run_script", loader))
     loader.exec_module(module)
     module.HERE, module.VENV = str(tmp_path), str(tmp_path / ".venv")
-    module.STAMP, module.BEGUN = str(tmp_path / ".venv/set-up.json"), str(tmp_path / ".venv/set-up-begun")
+    module.STAMP, module.LOCK = str(tmp_path / ".venv/set-up.json"), str(tmp_path / ".venv.lock")
     module.PYTHON = str(tmp_path / ".venv/bin/python")
     (tmp_path / "pyproject.toml").write_text("# a project\n")
     (tmp_path / ".venv/bin").mkdir(parents=True)
@@ -126,29 +126,35 @@ def test_an_unreadable_stamp_is_set_up_anew(run):
     assert not run.is_set_up(["lab"])
 
 
+def test_what_an_extra_includes_is_not_installed_again(run):
+    own = [split(text)[0] for text in PROJECT["optional-dependencies"]["test"]]
+    assert f"jobqueue[{','.join(run.INCLUDED['test'])}]" in own
+
+
 def test_a_usable_environment_is_kept(run):
-    run.make_venv()
-    assert os.path.realpath(run.PYTHON) == os.path.realpath(sys.executable)
+    with run.locked(run.LOCK) as lock:
+        run.make_venv(False, lock)
     assert not (Path(run.VENV) / "pyvenv.cfg").exists()
 
 
-@pytest.mark.parametrize("why", ["interrupted", "moved", "broken"])
+@pytest.mark.parametrize("why", [
+    "interrupted", pytest.param("moved", marks=pytest.mark.long), pytest.param("broken", marks=pytest.mark.long)])
 def test_an_unusable_environment_is_made_anew(run, why):
-    if why == "interrupted":
-        Path(run.BEGUN).touch()
     if why == "moved":
         run.write(run.STAMP, {"key": "", "extras": [], "folder": "/elsewhere"})
     if why == "broken":
         os.unlink(run.PYTHON)
-    run.make_venv()
-    assert (Path(run.VENV) / "pyvenv.cfg").exists() and not Path(run.BEGUN).exists()
+    with run.locked(run.LOCK) as lock:
+        run.make_venv(why == "interrupted", lock)
+    assert (Path(run.VENV) / "pyvenv.cfg").exists()
 
 
-def test_a_second_set_up_waits_for_the_first(run, tmp_path, capsys):
-    lock = str(tmp_path / ".venv.lock")
-    with open(lock, "a+") as other, run.locked(lock):
+def test_a_second_set_up_waits_for_the_first_and_for_what_it_left_running(run):
+    with run.locked(run.LOCK) as lock:
+        left = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[lock.fileno()])
+    with open(run.LOCK, "a+") as other:
         assert not run.try_lock(other)
-    with open(lock, "a+") as other:
+        left.communicate(b"\n")
         assert run.try_lock(other)
 
 

@@ -26,6 +26,7 @@ def _create(conn, virtual: bool) -> None:
     if conn.execute(SQL.schema_exists).fetchone()[0]:
         raise JobQueueError("a schema named jobqueue exists here that this package did not make: nothing was changed")
     conn.execute(text("schema.sql"))
+    conn.execute(text("views.sql"))
     if virtual:
         conn.execute(text("virtual.sql"))
     conn.execute(SQL.set_meta, {"version": SCHEMA_VERSION, "virtual": virtual})

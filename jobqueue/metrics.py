@@ -1,13 +1,22 @@
-"""Measures of a queue, read in one statement from the database's clock."""
+"""Measures of a queue: one quick look for a dashboard, the views for a report, lines for Prometheus, thresholds for a probe."""
 
 from collections import defaultdict
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.rows import dict_row
 
+from .errors import JobQueueError
 from .queue import translated
 from .sql import SQL
+
+VIEWS = (
+    "oldest_ready_age", "depth", "running_by_type", "attempts_distribution", "lease_expirations_per_hour", "dead_letters",
+    "missed_slots", "throughput", "wait_quantiles", "service_quantiles", "incidents", "expired_but_locked", "lock_waits", "horizon",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -19,10 +28,25 @@ class Depth:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """The queue at one instant; ages in seconds, counts by type where they are dicts (0 for others)."""
+class Quantiles:
+    """Seconds, of the jobs that were done within the last minute; 0 where there were none."""
 
-    at: object
+    p50: float = 0.0
+    p90: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The queue at one instant; ages in seconds, counts by type where they are dicts (0 for others).
+
+    attempts: jobs by attempts used, of those that wait for a retry, run, are dead letters or were done within the last minute.
+    wait: from run_at to the last claim; service: from there to the end. incidents: of the last hour, by name.
+    oldest_snapshot_age: in transactions; like dead_tuples it says how far vacuum is behind.
+    """
+
+    at: datetime
     depth: Depth
     ready: int
     retrying: int
@@ -31,13 +55,117 @@ class Snapshot:
     oldest_ready_age_seconds: dict[str, float]
     done_per_minute: int
     missed_slots: int
+    attempts: dict[int, int]
+    wait: Quantiles
+    service: Quantiles
+    incidents: dict[str, int]
+    lease_expirations_per_hour: int
+    expired: int
+    expired_but_locked: int
+    lock_waits: int
+    oldest_transaction_seconds: float
+    oldest_snapshot_age: int
+    dead_tuples: int
+    live_tuples: int
+    vacuumed_at: datetime | None
 
 
 def snapshot(conn: psycopg.Connection) -> Snapshot:
-    """One consistent look; raises InfrastructureError or JobQueueError as the queue does."""
+    """One consistent look, good for four a second; raises InfrastructureError or JobQueueError as the queue does."""
     with translated(conn), conn.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute(SQL.snapshot).fetchone()
-    depth = Depth(row.pop("due"), row.pop("future"))
-    counts = {name: defaultdict(int, row.pop(name)) for name in ("running", "dead")}
-    ages = defaultdict(float, row.pop("oldest_ready_age_seconds"))
-    return Snapshot(depth=depth, oldest_ready_age_seconds=ages, **counts, **row)
+        row: dict[str, Any] = cursor.execute(SQL.snapshot).fetchone()
+    row["depth"] = Depth(row.pop("due"), row.pop("future"))
+    row |= {name: Quantiles(*row[name] or ()) for name in ("wait", "service")}
+    row |= {name: defaultdict(int, row[name]) for name in ("running", "dead", "incidents")}
+    row["oldest_ready_age_seconds"] = defaultdict(float, row["oldest_ready_age_seconds"])
+    row["attempts"] = {int(attempts): n for attempts, n in sorted(row["attempts"].items(), key=lambda item: int(item[0]))}
+    return Snapshot(lease_expirations_per_hour=row["incidents"]["lease_lost"], **row)
+
+
+def report(conn: psycopg.Connection) -> dict[str, list[dict[str, Any]]]:
+    """All views (see VIEWS and views.sql), name → rows, in one snapshot of the database; reads the last hour's done jobs."""
+    with translated(conn), conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
+        return {name: cursor.execute(sql.SQL(SQL.view).format(view=sql.Identifier(name))).fetchall() for name in VIEWS}
+
+
+def breaches(found: Snapshot, *, max_dead: int = 0, max_age_seconds: float = 300, max_missed: int = 0) -> list[str]:
+    """A sentence for each threshold that is passed: dead letters, age of the oldest due job by type, missed slots."""
+    dead = sum(found.dead.values())
+    said = [f"{dead} dead letters, {max_dead} allowed: {_by_type(found.dead)}"] if dead > max_dead else []
+    for type, age in sorted(found.oldest_ready_age_seconds.items()):
+        if age > max_age_seconds:
+            said.append(f"the oldest due job of type {type!r} has waited {age:.0f} s, {max_age_seconds:g} s allowed")
+    if found.missed_slots > max_missed:
+        said.append(f"{found.missed_slots} slots of schedules were missed, {max_missed} allowed")
+    return said
+
+
+def _by_type(counts: dict[str, int]) -> str:
+    return ", ".join(f"{type} {n}" for type, n in sorted(counts.items()))
+
+
+# ---------------------------------------------------------------- OpenMetrics
+
+
+def openmetrics(conn: psycopg.Connection) -> str:
+    """The measures as OpenMetrics text; needs prometheus_client (pip install "jobqueue[openmetrics]")."""
+    try:
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.openmetrics.exposition import generate_latest
+    except ImportError:
+        raise JobQueueError('--openmetrics needs prometheus_client: pip install "jobqueue[openmetrics]"') from None
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected(list(_families(snapshot(conn), report(conn)))))
+    return generate_latest(registry).decode()
+
+
+@dataclass(frozen=True)
+class _Collected:
+    families: list
+
+    def collect(self):
+        return self.families
+
+
+def _families(found: Snapshot, views: dict[str, list[dict[str, Any]]]):
+    for name, text, view, labels, value in _LABELLED:
+        yield _gauge(name, text, labels, [([str(row[label]) for label in labels], row[value]) for row in views[view]])
+    for name, text in _PLAIN.items():
+        yield _gauge(name, text, (), [((), getattr(found, name))])
+    for name in ("wait", "service"):
+        rows = [((quantile,), getattr(getattr(found, name), field)) for quantile, field in _QUANTILES.items()]
+        yield _gauge(f"{name}_seconds", f"{name} of the jobs done within the last minute", ("quantile",), rows)
+
+
+def _gauge(name: str, text: str, labels, rows):
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(f"jobqueue_{name}", text, labels=labels)
+    totals: defaultdict[tuple, float] = defaultdict(float)
+    for values, value in rows:
+        totals[tuple(values)] += float(value or 0)
+    for values, total in totals.items():
+        family.add_metric(values, total)
+    return family
+
+
+_LABELLED = (  # name, help, view, labels (rows that share them are added up), column
+    ("due_jobs", "ready jobs that are due", "depth", ("type",), "due"),
+    ("future_jobs", "ready jobs that are due later", "depth", ("type",), "future"),
+    ("oldest_ready_age_seconds", "since when the oldest due job waits", "oldest_ready_age", ("type",), "age_seconds"),
+    ("running_jobs", "jobs under a lease", "running_by_type", ("type",), "running"),
+    ("expired_leases", "leases that ended and were not taken away yet", "running_by_type", ("type",), "expired"),
+    ("dead_letters", "jobs that are dead or failed", "dead_letters", ("type", "status"), "jobs"),
+    ("attempts_jobs", "jobs by attempts used", "attempts_distribution", ("type", "attempts"), "jobs"),
+    ("missed_slots", "slots that did not run, since the schedule began", "missed_slots", ("schedule_id",), "missed_slots"),
+    ("incidents_last_hour", "lost leases, refused writes, empty claims", "incidents", ("name", "type"), "last_hour"),
+)
+_PLAIN = {
+    "done_per_minute": "jobs done within the last minute",
+    "expired_but_locked": "ended leases whose row another transaction holds: no reaper can take them",
+    "lock_waits": "sessions that wait for a lock",
+    "oldest_transaction_seconds": "age of the oldest transaction",
+    "oldest_snapshot_age": "transactions since the oldest snapshot that vacuum must respect",
+    "dead_tuples": "dead rows of the job table",
+}
+_QUANTILES = {"0.5": "p50", "0.9": "p90", "0.99": "p99", "1": "max"}

@@ -1,5 +1,10 @@
-"""Installs, upgrades and removes the schema; every start may call it."""
+"""Installs, upgrades, fences and removes the schema; every start may call install."""
 
+from typing import NamedTuple
+
+import psycopg
+
+from . import limits
 from .errors import JobQueueError
 from .sql import SCHEMA_VERSION, SQL, migrations, text
 
@@ -13,13 +18,47 @@ def install(conn, *, virtual: bool, roles: bool) -> None:
         else:
             _create(conn, virtual)
         if roles:
-            conn.execute(text("roles.sql"))
+            _create_roles(conn)
 
 
 def uninstall(conn) -> None:
     with conn.transaction():
         conn.execute(SQL.install_lock)
         conn.execute(SQL.uninstall)
+
+
+class Fenced(NamedTuple):
+    """What a fence did: live jobs whose epoch is higher now, leases that were taken away, the id after which new ones begin."""
+
+    jobs: int
+    leases: int
+    next_id: int
+
+
+def fence(conn, raise_by: int) -> Fenced:
+    """After a fail-over or a restore that may have lost claims, before workers start: raises every live epoch, all or nothing.
+
+    Live is what may still be claimed or redriven: every row that is not done. Leases that are out are reaped first, so that
+    their owners are answered LOST; ids that the lost part of the database had given to others are skipped.
+    """
+    by = limits.integer(raise_by, "raise", 1, 10**12)
+    with conn.transaction():
+        conn.execute(SQL.fence_lock)
+        held = [row[0] for row in conn.execute(SQL.fence_leases).fetchall()]
+        conn.execute(SQL.reap, {"ids": held, "delays": [0.0] * len(held)})
+        jobs = conn.execute(SQL.fence, {"by": by}).rowcount
+        return Fenced(jobs, len(held), conn.execute(SQL.fence_ids).fetchone()[0])
+
+
+def _create_roles(conn) -> None:
+    try:
+        conn.execute(text("roles.sql"))
+    except psycopg.errors.InsufficientPrivilege as error:
+        reason = str(error).strip().splitlines()[0]
+        raise JobQueueError(
+            f"the roles can't be set up by this user ({reason}): it needs CREATEROLE, unless the three roles exist already, "
+            "and must own the schema; nothing was changed"
+        ) from error
 
 
 def _create(conn, virtual: bool) -> None:

@@ -619,3 +619,21 @@ returning revision
 
 -- name: schedules
 select * from jobqueue.schedule where removed_at is null order by id
+
+-- ---------------------------------------------------------------- fence: after a fail-over that lost claims
+
+-- name: fence_lock
+lock table jobqueue.job in share row exclusive mode
+
+-- name: fence_leases
+update jobqueue.job set locked_until = least(locked_until, jobqueue.now()) where status = 'running' returning id
+
+-- name: fence
+update jobqueue.job set
+  epoch = epoch + %(by)s, history = jobqueue.note(history, 'fenced', null, epoch, format('every live epoch was raised by %%s', %(by)s::bigint)),
+  history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
+where status <> 'done'
+
+-- name: fence_ids
+-- The standby's sequence may stand before ids that the lost primary gave out; a destination has seen their epochs.
+select setval('jobqueue.job_id_seq', nextval('jobqueue.job_id_seq') + 1000000)

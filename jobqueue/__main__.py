@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 
-from . import limits, metrics
+from . import limits, metrics, publication
 from .errors import InvalidInput, JobQueueError
+from .installation import fence
 from .janitor import Janitor
 from .loop import connect
-from .queue import Queue
+from .queue import Queue, translated
 from .reaper import Reaper
 from .worker import STUCK, Worker
 
@@ -87,23 +88,47 @@ def _enqueue(options) -> None:
 
 def _stats(options) -> int:
     with _connection(options) as conn:
+        if options.openmetrics:
+            print(metrics.openmetrics(conn), end="")
+            return 0
         found = metrics.snapshot(conn)
-    print(f"ready {found.ready} (due {found.depth.due}, future {found.depth.future}), running {sum(found.running.values())}, "
-          f"dead {sum(found.dead.values())}, done in the last minute {found.done_per_minute}")  # fmt: skip
-    for type, age in sorted(found.oldest_ready_age_seconds.items()):
-        print(f"  oldest due {type}: {age:.1f} s")
+    if options.check:
+        given = {"max_dead": options.max_dead, "max_age_seconds": options.max_age_seconds, "max_missed": options.max_missed}
+        breaches = metrics.breaches(found, **given)
+        print("\n".join(breaches) or "all within their thresholds")
+        return 1 if breaches else 0
+    print("\n".join(_told(found)))
     return 0
+
+
+def _told(found: metrics.Snapshot) -> list[str]:
+    lines = [f"ready {found.ready} (due {found.depth.due}, future {found.depth.future}, retrying {found.retrying}), "
+             f"running {sum(found.running.values())} ({found.expired} expired), dead {sum(found.dead.values())}, "
+             f"done in the last minute {found.done_per_minute}"]  # fmt: skip
+    for name in ("wait", "service"):
+        q = getattr(found, name)
+        lines.append(f"{name} of these: half within {q.p50:.3f} s, 90 % within {q.p90:.3f} s, 99 % within {q.p99:.3f} s")
+    lines += [f"  oldest due {type}: {age:.1f} s" for type, age in sorted(found.oldest_ready_age_seconds.items())]
+    lines += [f"  dead letters {type}: {n}" for type, n in sorted(found.dead.items())]
+    lines += [f"  {name} in the last hour: {n}" for name, n in sorted(found.incidents.items())]
+    if found.expired_but_locked:
+        lines.append(f"  expired but locked by another transaction: {found.expired_but_locked} (view jobqueue.expired_but_locked)")
+    return lines
 
 
 def _explain(options) -> None:
     with _queue(options) as queue:
         print(queue.explain(options.id))
+        if options.artifacts:
+            found = publication.verify(queue.conn, options.artifacts, options.id)
+            print(f"Result in {options.artifacts}: {found.state}; {found.reason}." + (f" It is {found.path}" if found.path else ""))
 
 
 def _dead(options) -> None:
     with _queue(options) as queue:
         for job in queue.dead_letters(type=options.type, limit=options.limit):
-            print(f"{job.id}\t{job.type}\t{job.status}\t{job.finished_at:%Y-%m-%d %H:%M:%S}\t{limits.brief(job.last_error or '')}")
+            reason = limits.brief(job.last_error or "")
+            print(f"{job.id}\t{job.type}\t{job.status}\t{job.finished_at:%Y-%m-%d %H:%M:%S}\t{reason}")
 
 
 def _redrive(options) -> None:
@@ -113,8 +138,31 @@ def _redrive(options) -> None:
 
 
 def _cancel(options) -> None:
+    if (options.id is None) == (options.type is None):
+        raise InvalidInput("give the id of one job, or --type for all of a type")
     with _queue(options) as queue:
-        print(queue.cancel(options.id).message)
+        if options.type is None:
+            print(queue.cancel(options.id).message)
+        else:
+            print(f"cancelled: {queue.cancel_type(options.type)}")
+
+
+def _pause(options) -> None:
+    with _queue(options) as queue:
+        queue.pause_type(options.type)
+    print(f"paused: jobs of type {options.type!r} are not claimed until resumed; running ones go on")
+
+
+def _resume(options) -> None:
+    with _queue(options) as queue:
+        queue.resume_type(options.type)
+    print(f"resumed: jobs of type {options.type!r} are claimed again")
+
+
+def _fence(options) -> None:
+    with _connection(options) as conn, translated(conn):
+        done = fence(conn, options.raise_by)
+    print(f"raised {done.jobs} live epochs by {options.raise_by}, took {done.leases} leases away; new jobs begin after id {done.next_id}")
 
 
 # ---------------------------------------------------------------- their arguments
@@ -165,8 +213,31 @@ def _enqueue_arguments(command) -> None:
     command.add_argument("--max-attempts", type=int, default=5)
 
 
-def _id_arguments(command) -> None:
+def _stats_arguments(command) -> None:
+    command.add_argument("--openmetrics", action="store_true", help="as OpenMetrics text, for Prometheus")
+    command.add_argument("--check", action="store_true", help="exit 1 and say which threshold is passed")
+    command.add_argument("--max-dead", type=int, default=0, help="dead letters (default: 0)")
+    command.add_argument("--max-age-seconds", type=float, default=300, help="of the oldest due job of any type (default: 300)")
+    command.add_argument("--max-missed", type=int, default=0, help="slots of schedules, counted since they began (default: 0)")
+
+
+def _explain_arguments(command) -> None:
     command.add_argument("id", type=int)
+    command.add_argument("--artifacts", metavar="DIR", help="also compare the published file's bytes with its digest")
+
+
+def _cancel_arguments(command) -> None:
+    command.add_argument("id", type=int, nargs="?")
+    command.add_argument("--type", help="every ready and running job of this type")
+
+
+def _type_arguments(command) -> None:
+    command.add_argument("type")
+
+
+def _fence_arguments(command) -> None:
+    command.add_argument("--raise", type=int, required=True, dest="raise_by", metavar="N",
+                         help="more than the claims of one job that the fail-over may have lost")  # fmt: skip
 
 
 def _dead_arguments(command) -> None:
@@ -186,11 +257,14 @@ COMMANDS = {
     "reaper": (_reaper, "Take ended leases away until SIGTERM.", _reaper_arguments),
     "janitor": (_janitor, "Archive, forget old keys and sweep orphans until SIGTERM.", _janitor_arguments),
     "enqueue": (_enqueue, "Add one job.", _enqueue_arguments),
-    "stats": (_stats, "The queue at this instant.", _nothing),
-    "explain": (_explain, "One job's whole story.", _id_arguments),
+    "stats": (_stats, "The queue at this instant.", _stats_arguments),
+    "explain": (_explain, "One job's whole story.", _explain_arguments),
     "dead": (_dead, "Dead letters with their reasons.", _dead_arguments),
     "redrive": (_redrive, "Dead letters back to ready.", _redrive_arguments),
-    "cancel": (_cancel, "Cancel one job.", _id_arguments),
+    "cancel": (_cancel, "Cancel one job, or all of a type.", _cancel_arguments),
+    "pause": (_pause, "Claim no more jobs of a type.", _type_arguments),
+    "resume": (_resume, "Claim jobs of a type again.", _type_arguments),
+    "fence": (_fence, "After a fail-over or a restore, before workers start: raise every live epoch.", _fence_arguments),
 }
 
 

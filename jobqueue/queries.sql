@@ -15,8 +15,8 @@ with new as (
           coalesce(%(run_at)s::timestamptz, jobqueue.now() + %(delay)s::float8 * interval '1 second'), %(max_attempts)s)
   returning id, type),
 woken as (
-  delete from jobqueue.listener where owner = any (array(
-    select l.owner from jobqueue.listener l
+  delete from jobqueue.listener where id = any (array(
+    select l.id from jobqueue.listener l
     where %(type)s = any (l.types) and %(run_at)s::timestamptz is null and %(delay)s::float8 = 0
     limit 1 for update skip locked))
   returning owner)
@@ -39,8 +39,8 @@ new as (
          coalesce(%(run_at)s::timestamptz, jobqueue.now() + %(delay)s::float8 * interval '1 second'), %(max_attempts)s
   from won returning id),
 woken as (
-  delete from jobqueue.listener where exists (select from new) and owner = any (array(
-    select l.owner from jobqueue.listener l
+  delete from jobqueue.listener where exists (select from new) and id = any (array(
+    select l.id from jobqueue.listener l
     where %(type)s = any (l.types) and %(run_at)s::timestamptz is null and %(delay)s::float8 = 0
     limit 1 for update skip locked))
   returning owner)
@@ -67,8 +67,8 @@ born as (
   from input where key is null or id in (select job_id from won) order by ord
   returning id),
 woken as (
-  delete from jobqueue.listener where owner = any (array(
-    select l.owner from jobqueue.listener l
+  delete from jobqueue.listener where id = any (array(
+    select l.id from jobqueue.listener l
     where exists (select from input where input.type = any (l.types) and input.run_at is null and input.delay = 0)
     limit cardinality(%(types)s::text[]) for update skip locked))
   returning owner)
@@ -166,7 +166,7 @@ with mine as materialized (
   for no key update of j skip locked)
 update jobqueue.job j set locked_until = greatest(j.locked_until, jobqueue.now() + mine.lease * interval '1 second')
 from mine where j.id = mine.id and j.id = any (%(ids)s)
-returning j.id, j.epoch, j.locked_until
+returning j.id, j.locked_by, j.epoch
 
 -- name: complete
 update jobqueue.job set
@@ -195,7 +195,7 @@ update jobqueue.job set
   status = 'done', finished_at = jobqueue.now(), finished_epoch = epoch, finished_by = locked_by,
   locked_by = null, locked_until = null
 where id = any (array(select id from mine))
-returning id, epoch
+returning id, finished_by, epoch
 
 -- name: fail
 -- The alert is raised by the statement that makes the dead letter: no crash can part the two.
@@ -305,7 +305,7 @@ cancelled as (
     status = 'cancelled', finished_at = jobqueue.now(), locked_by = null, locked_until = null,
     history = jobqueue.note(j.history, 'cancelled', j.locked_by, j.epoch, null),
     history_trimmed = j.history_trimmed + (jsonb_array_length(j.history) >= 50)::int
-  from seen where j.id = seen.id and j.status in ('ready', 'running')
+  from seen where j.id = seen.id and seen.status in ('ready', 'running')
   returning j.id)
 select seen.status, seen.locked_by, seen.epoch, seen.started_at, cancelled.id is not null as applied
 from seen left join cancelled using (id)
@@ -452,11 +452,15 @@ select * from jobqueue.{view}
 -- ---------------------------------------------------------------- wake-up: a hint, never the path of correctness
 
 -- name: listen
+-- A row of its own each time: one row an owner would have to wait for a producer's open transaction that has just taken it away.
+with old as (
+  delete from jobqueue.listener where id = any (array(
+    select l.id from jobqueue.listener l where l.owner = %(owner)s for update skip locked)))
 insert into jobqueue.listener (owner, types) values (%(owner)s, %(types)s)
-on conflict (owner) do update set types = excluded.types, at = jobqueue.now()
 
 -- name: unlisten
-delete from jobqueue.listener where owner = %(owner)s
+delete from jobqueue.listener where id = any (array(
+  select l.id from jobqueue.listener l where l.owner = %(owner)s for update skip locked))
 
 -- name: subscribe
 listen jobqueue_job
@@ -491,8 +495,8 @@ delete from jobqueue.missed_slot where ctid = any (array(
   limit %(limit)s for update skip locked))
 
 -- name: prune_listeners
-delete from jobqueue.listener where owner = any (array(
-  select owner from jobqueue.listener where at <= jobqueue.now() - %(age)s::float8 * interval '1 second'
+delete from jobqueue.listener where id = any (array(
+  select id from jobqueue.listener where at <= jobqueue.now() - %(age)s::float8 * interval '1 second'
   limit %(limit)s for update skip locked))
 
 -- ---------------------------------------------------------------- Schedules
@@ -562,8 +566,8 @@ decided as (
   from mine where s.id = mine.id
   returning %(missed)s::bigint + (mine.busy::int * cardinality(%(slots)s::timestamptz[])) as missed, s.job_type),
 woken as (
-  delete from jobqueue.listener where owner = any (array(
-    select l.owner from jobqueue.listener l
+  delete from jobqueue.listener where id = any (array(
+    select l.id from jobqueue.listener l
     where exists (select from decided, born where decided.job_type = any (l.types) and born.run_at <= jobqueue.now())
     limit cardinality(%(slots)s::timestamptz[]) for update skip locked))
   returning owner)

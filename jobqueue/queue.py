@@ -257,13 +257,13 @@ class Queue:
             return self._answers(verb, leases, self._rows(statement, _held(leases) | columns))
 
     def _answers(self, verb: str, leases: Sequence[Lease], rows: list) -> list[Outcome]:
-        hit = {tuple(row[:2]) for row in rows}
-        missed = [lease.id for lease in leases if (lease.id, lease.epoch) not in hit]
+        hit = set(rows)
+        missed = [lease.id for lease in leases if _identity(lease) not in hit]
         sights = self._sights(missed) if missed else {}
         return [self._answer(verb, lease, hit, sights) for lease in leases]
 
     def _answer(self, verb: str, lease: Lease, hit: set, sights: dict) -> Outcome:
-        if (lease.id, lease.epoch) in hit:
+        if _identity(lease) in hit:
             return Outcome.APPLIED
         found = self._decided(verb, lease, sights.get(lease.id), None)
         return Outcome.HELD if found is AGAIN else found
@@ -403,6 +403,10 @@ def translated(conn: psycopg.Connection):
 def _claim(rows) -> Claim:
     """UPDATE … RETURNING keeps no order, so it is made here."""
     return Claim(tuple(_lease(row) for row in sorted(rows, key=lambda row: (row[9], row[0]))))
+
+
+def _identity(lease: Lease) -> tuple:
+    return lease.id, lease.owner, lease.epoch
 
 
 def _held(leases: Sequence[Lease]) -> dict[str, list]:

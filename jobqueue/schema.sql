@@ -185,7 +185,8 @@ create table jobqueue.paused_type (
 
 -- Unlogged: a crash empties it, and workers write themselves in again when they reconnect.
 create unlogged table jobqueue.listener (
-  owner text primary key,
+  id bigint generated always as identity primary key,
+  owner text not null,
   types text[] not null,
   at timestamptz not null default jobqueue.now()
 );

@@ -115,3 +115,15 @@ _JOB_COLUMNS = tuple(field.name for field in fields(Job))
 
 def job_from(row: dict[str, Any]) -> Job:
     return Job(**{name: row[name] for name in _JOB_COLUMNS})
+
+
+def is_result(row) -> bool:
+    """Whether what a row names as published is the job's result: by who finished it, else by the last epoch that began.
+
+    What an earlier epoch published stays in the row until another publication replaces it, but nobody shows it as the result.
+    """
+    if row.published_epoch is None:
+        return False
+    if row.finished_epoch is not None:
+        return (row.published_epoch, row.published_by) == (row.finished_epoch, row.finished_by)
+    return row.published_epoch == row.epoch and row.locked_by in (None, row.published_by)

@@ -25,7 +25,7 @@ from psycopg.rows import namedtuple_row
 
 from . import limits
 from .errors import InfrastructureError, InvalidInput
-from .model import Lease
+from .model import Lease, is_result
 from .queue import translated
 from .sql import SQL
 
@@ -192,7 +192,7 @@ def verify(conn: psycopg.Connection, folder, job_id: int) -> Published:
     if row.published_digest is None:
         return Published(job_id, "nothing", "nothing was published")
     named = (row.published_name, row.published_digest, row.published_epoch, row.published_by)
-    if (row.published_epoch, row.published_by) != _last_holder(row):
+    if not is_result(row):
         return Published(job_id, "earlier", f"epoch {row.epoch} has begun since and has published nothing", *named)
     path = Path(folder) / f"{row.id}.{row.published_epoch}.{_mark(row.published_by)}.{row.published_digest}"
     found = _digest(path)
@@ -200,13 +200,6 @@ def verify(conn: psycopg.Connection, folder, job_id: int) -> Published:
         return Published(job_id, "available", "the bytes have the published digest", *named, path)
     reason = "its file is missing or can't be read" if found is None else f"its file was altered: its sha256 is {found}"
     return Published(job_id, "unavailable", reason, *named)
-
-
-def _last_holder(row) -> tuple[int, str]:
-    """Whose publication is the result: the finisher's, the holder's, else the last epoch's, whoever held it."""
-    if row.finished_epoch is not None:
-        return row.finished_epoch, row.finished_by
-    return row.epoch, row.locked_by or row.published_by
 
 
 def orphans(conn: psycopg.Connection, folder) -> list[Orphan]:

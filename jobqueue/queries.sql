@@ -361,8 +361,22 @@ select *, false as archived from jobqueue.job
 where status in ('failed', 'dead') and (%(type)s::text is null or type = %(type)s)
 order by finished_at desc, id desc limit %(limit)s
 
--- name: type_is_paused
-select at from jobqueue.paused_type where type = %(type)s
+-- name: surroundings
+-- What explain says beside the row. Counts stop at 1,000. Whoever holds a row's exclusive lock stands in its xmax.
+select jobqueue.now() as now, (select at from jobqueue.paused_type where type = %(type)s) as paused_at,
+  (select count(*) from jobqueue.listener where %(type)s = any (types)) as listeners,
+  (select count(*) from (select from jobqueue.job where type = %(type)s and status = 'running' limit 1000) x) as running,
+  (select count(*) from (select from jobqueue.job
+     where type = %(type)s and status = 'ready' and (run_at, id) < (%(run_at)s, %(id)s) limit 1000) x) as ahead,
+  (select jsonb_agg(jsonb_build_object('pid', l.pid, 'application_name', a.application_name, 'state', a.state,
+                                       'xact_start', to_char(a.xact_start at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')))
+   from jobqueue.job j
+   join pg_catalog.pg_locks l on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.granted and l.mode = 'ExclusiveLock'
+   left join pg_catalog.pg_stat_activity a on a.pid = l.pid
+   where j.id = %(id)s and l.pid <> pg_catalog.pg_backend_pid()) as holders,
+  (select jsonb_build_object('removed_at', removed_at, 'problem', problem, 'paused', paused,
+                             'next_run_at', to_char(next_run_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'))
+   from jobqueue.schedule where id = %(schedule_id)s) as schedule
 
 -- name: database_now
 select jobqueue.now()

@@ -7,7 +7,7 @@ from typing import Any, Iterable, Sequence
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg.rows import dict_row
+from psycopg.rows import dict_row, namedtuple_row
 
 from . import limits
 from .backoff import Backoff
@@ -370,10 +370,8 @@ class Queue:
         job = self.get(job_id)
         if job is None:
             return f"Job {job_id} is unknown: never enqueued, rolled back, or its archive row has been pruned."
-        with translated(self.conn):
-            now = self._value(SQL.database_now, {})
-            paused = self._row(SQL.type_is_paused, {"type": job.type}) is not None
-        return tell(job, now, paused=paused)
+        with translated(self.conn), self.conn.cursor(row_factory=namedtuple_row) as cursor:
+            return tell(job, cursor.execute(SQL.surroundings, vars(job) | {"payload": None, "history": None}).fetchone())
 
     def _jobs(self, statement: str, asked: dict) -> list[Job]:
         with translated(self.conn), self.conn.cursor(row_factory=dict_row) as cursor:

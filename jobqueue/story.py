@@ -1,72 +1,191 @@
-"""Tells one row's whole story in plain sentences (Queue.explain)."""
+"""Tells one row's whole story in plain sentences (Queue.explain), for somebody who is on call at night."""
 
 from datetime import datetime, timezone
 
-from .model import Job
+from .model import Job, is_result
+
+_EVENTS = {
+    "failed": "an attempt failed",
+    "failed_permanently": "its handler said never to retry it",
+    "released": "it was given back, its attempt not counted",
+    "lost": "its lease was lost: no end was reported in time",
+    "cancelled": "it was cancelled by hand",
+    "redriven": "it was redriven by hand, with all its attempts",
+    "fenced": "its epoch was raised after a fail-over or a restore",
+}
+_MOST_RELEASES = 20  # a worker fails the job at the next one
+MANY = 1_000  # rows are counted no further
 
 
-def tell(job: Job, now: datetime, *, paused: bool) -> str:
-    """Sentences: what it is, what it waits for or who holds it, what went wrong when, and what can be done."""
-    lines = [_birth(job), _state(job, now, paused), *_past(job), _advice(job)]
+def tell(job: Job, around) -> str:
+    """Sentences: what it is, what it waits for or who holds it, what went wrong when, and what can be done.
+
+    around: the row of the statement `surroundings`, from the same moment.
+    """
+    lines = [_birth(job, around), *_STATES.get(job.status, _finished)(job, around), *_holders(job, around), *_result(job)]
+    lines += [*_past(job), _advice(job, around)]
     return "\n".join(line for line in lines if line)
+
+
+# ---------------------------------------------------------------- what it is and what it waits for
+
+
+def _birth(job: Job, around) -> str:
+    key = f" under the key {job.idempotency_key!r}" if job.idempotency_key else ""
+    born = f"Job {job.id} of type {job.type!r} was enqueued at {_at(job.created_at)}{key}"
+    if not job.schedule_id:
+        return f"{born}."
+    return f"{born} for the slot {_at(job.slot)} of the schedule {job.schedule_id!r}{_schedule(around.schedule)}."
+
+
+def _schedule(schedule: dict | None) -> str:
+    if schedule is None:
+        return ", of which nothing is left here"
+    if schedule["removed_at"]:
+        return ", which has been removed"
+    if schedule["problem"]:
+        return f", which fires no more: {schedule['problem']}"
+    if schedule["paused"]:
+        return ", which is paused"
+    return f", whose next slot is {schedule['next_run_at']}"
+
+
+def _ready(job: Job, around) -> list[str]:
+    wait = (job.run_at - around.now).total_seconds()
+    if wait > 0:
+        lines = [f"It is ready and due in {_span(wait)}, at {_at(job.run_at)}{_delay(job)}; {_used(job)}."]
+    else:
+        lines = [f"It is ready and has been due for {_span(-wait)}, since {_at(job.run_at)}; {_used(job)}."]
+    if around.paused_at:
+        return [*lines, f"Its type {job.type!r} is paused since {_at(around.paused_at)}: nothing claims it until it is resumed."]
+    return lines if wait > 0 else [*lines, *_queueing(job, around)]
+
+
+def _delay(job: Job) -> str:
+    because = {"failed": "the backoff after its last failure", "lost": "the backoff after its lost lease", "released": "the delay of its release"}
+    event = job.history[-1]["event"] if job.history else None
+    return f" ({because[event]})" if event in because else ""
+
+
+def _queueing(job: Job, around) -> list[str]:
+    lines = []
+    if around.ahead:
+        lines.append(f"{_count(around.ahead)} of its type are due before it.")
+    if around.running:
+        lines.append(f"{_count(around.running)} of its type are running, so there are workers that handle it.")
+    elif around.listeners:
+        lines.append(f"{around.listeners} idle workers wait for its type: one should claim it at its next poll.")
+    else:
+        lines.append(f"There is no sign of a worker that handles {job.type!r}: none runs such a job, and no idle one waits for it. "
+                     "Is one up, with a handler for this type?")  # fmt: skip
+    return lines
+
+
+def _running(job: Job, around) -> list[str]:
+    left = (job.locked_until - around.now).total_seconds()
+    held = f"It is running: {job.locked_by!r} has held epoch {job.epoch} for {_span((around.now - job.started_at).total_seconds())}"
+    held = f"{held}, since {_at(job.started_at)}"
+    if left > 0:
+        return [f"{held}, and its lease ends in {_span(left)} unless it is renewed; {_used(job)}."]
+    return [f"{held}, but its lease ended {_span(-left)} ago; {_used(job)}. The next reaper takes it away, unless its owner "
+            "renews or ends it first."]  # fmt: skip
+
+
+def _finished(job: Job, around) -> list[str]:
+    by = f": {job.finished_by!r} completed it in epoch {job.finished_epoch}" if job.status == "done" else ""
+    took = f", {_span((job.finished_at - job.started_at).total_seconds())} after its claim" if job.status == "done" and job.started_at else ""
+    place = " Its row is in the archive." if job.archived else ""
+    return [f"It is {job.status} since {_at(job.finished_at)}{by}{took}; {_used(job)}.{place}"]
+
+
+_STATES = {"ready": _ready, "running": _running}
+
+
+def _holders(job: Job, around) -> list[str]:
+    skip = "until that ends every reaper skips it" if job.status == "running" else "until that ends nothing else can change it"
+    return [f"Its row is locked by the transaction of pid {one['pid']} ({one['application_name'] or 'unnamed'}, {one['state'] or 'state unknown'}, "
+            f"since {one['xact_start'] or 'unknown'}): {skip}." for one in around.holders or ()]  # fmt: skip
+
+
+# ---------------------------------------------------------------- what has happened
+
+
+def _result(job: Job) -> list[str]:
+    if job.published_name is None:
+        return []
+    by = f"{job.published_by!r} in epoch {job.published_epoch}"
+    if not is_result(job):
+        return [f"An earlier execution, {by}, had published {job.published_name!r}; since then another epoch has begun, "
+                "and that is not its result."]  # fmt: skip
+    return [f"Published as {job.published_name!r} by {by}, sha256 {job.published_digest}; whether the file is there and "
+            f"unaltered says: python -m jobqueue explain {job.id} --artifacts DIR"]  # fmt: skip
+
+
+def _past(job: Job) -> list[str]:
+    lines = [f"{job.lease_losses} of its attempts ended with a lost lease."] if job.lease_losses else []
+    if job.releases:
+        lines.append(f"Its handler has given it back {job.releases} times in a row; after {_MOST_RELEASES} a further one fails it.")
+    if job.history or job.history_trimmed:
+        lines.append("What happened to it:")
+    if job.history_trimmed:
+        lines.append(f"  ({job.history_trimmed} older entries were trimmed)")
+    lines += [_entry(entry) for entry in job.history]
+    error = job.last_error and job.last_error.strip()
+    return [*lines, f"Its last error: {error.splitlines()[-1][:300]}"] if error else lines
+
+
+def _entry(entry: dict) -> str:
+    who = f", held by {entry['owner']!r} in epoch {entry['epoch']}" if entry.get("owner") else ""
+    lines = (entry.get("error") or "").strip().splitlines()
+    at = entry["at"].replace("T", " ").replace("Z", " UTC")
+    return f"  {at}  {_EVENTS.get(entry['event'], entry['event'])}{who}" + (f": {lines[-1][:200]}" if lines else "")
+
+
+# ---------------------------------------------------------------- what can be done
+
+
+def _advice(job: Job, around) -> str:
+    if job.status in ("dead", "failed"):
+        why = "its attempts are used up" if job.status == "dead" else "its handler said never to retry it"
+        todo = f"mend the cause, then: python -m jobqueue redrive {job.id}"
+        return f"It is a dead letter because {why}; {_enqueue_again if job.archived else todo}"
+    if job.status == "cancelled":
+        return f"To run it after all: {_enqueue_again if job.archived else f'python -m jobqueue redrive {job.id} --cancelled'}"
+    if job.status == "done":
+        return ""
+    if job.status == "ready" and around.paused_at:
+        return f"To let it run: python -m jobqueue resume {job.type}. To stop it: python -m jobqueue cancel {job.id}"
+    if around.holders:
+        return f"To end the transaction that holds it: select pg_terminate_backend({around.holders[0]['pid']})"
+    if job.status == "running" and job.locked_until <= around.now:
+        return f"If it stays so, no reaper is up: python -m jobqueue reaper. To stop the job: python -m jobqueue cancel {job.id}"
+    return f"To stop it: python -m jobqueue cancel {job.id}"
+
+
+_enqueue_again = "enqueue it again, under another key, since an archived row never runs"
+
+
+# ---------------------------------------------------------------- words for times and counts
 
 
 def _at(instant: datetime | None) -> str:
     return "?" if instant is None else instant.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
-def _birth(job: Job) -> str:
-    key = f" under the key {job.idempotency_key!r}" if job.idempotency_key else ""
-    slot = f" for the slot {_at(job.slot)} of the schedule {job.schedule_id!r}" if job.schedule_id else ""
-    return f"Job {job.id} of type {job.type!r} was enqueued at {_at(job.created_at)}{key}{slot}."
+def _span(seconds: float) -> str:
+    """Two units at most: 0.4 s, 3 min 20 s, 2 d 4 h."""
+    if seconds < 60:
+        return f"{max(seconds, 0):.1f} s"
+    for size, unit, part_size, part in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            whole, rest = divmod(int(seconds), size)
+            return f"{whole} {unit}" + (f" {rest // part_size} {part}" if rest // part_size else "")
+    raise AssertionError(seconds)
 
 
-def _state(job: Job, now: datetime, paused: bool) -> str:
-    used = f"{job.attempts} of {job.max_attempts} attempts are used"
-    if job.status == "ready":
-        pause = f" Its type {job.type!r} is paused, so nothing is claimed until it is resumed." if paused else ""
-        if job.run_at > now:
-            return f"It is ready and waits until {_at(job.run_at)} ({(job.run_at - now).total_seconds():.1f} s); {used}.{pause}"
-        waited = (now - job.run_at).total_seconds()
-        return f"It is ready, due for {waited:.1f} s, and waits for a worker that handles its type; {used}.{pause}"
-    if job.status == "running":
-        return _running(job, now, used)
-    place = "the archive" if job.archived else "the live table"
-    return f"It is {job.status} since {_at(job.finished_at)}; {used}; its row is in {place}."
+def _used(job: Job) -> str:
+    return f"{job.attempts} of {job.max_attempts} attempts are used"
 
 
-def _running(job: Job, now: datetime, used: str) -> str:
-    left = (job.locked_until - now).total_seconds()
-    held = f"It is running: {job.locked_by!r} has held epoch {job.epoch} since {_at(job.started_at)}"
-    if left > 0:
-        return f"{held}, with a lease for another {left:.1f} s (until {_at(job.locked_until)}); {used}."
-    return f"{held}, but its lease ended {-left:.1f} s ago: the next reaper takes it away, unless its owner renews or ends it first; {used}."
-
-
-def _past(job: Job) -> list[str]:
-    lines = [f"Of its leases, {job.lease_losses} were lost by workers that did not report an end."] if job.lease_losses else []
-    if job.status == "done":
-        lines.append(f"{job.finished_by!r} completed it in epoch {job.finished_epoch}.")
-    if job.published_name:
-        by = f"{job.published_by!r} in epoch {job.published_epoch}"
-        lines.append(f"Published: {job.published_name!r} with digest {job.published_digest} by {by}.")
-    if job.history_trimmed:
-        lines.append(f"{job.history_trimmed} older entries of its history were trimmed.")
-    lines += [_entry(entry) for entry in job.history]
-    return lines + ([f"Last error: {job.last_error.splitlines()[-1][:300]}"] if job.last_error else [])
-
-
-def _entry(entry: dict) -> str:
-    who = f" by {entry['owner']!r} in epoch {entry['epoch']}" if entry.get("owner") else ""
-    error = entry.get("error")
-    why = f": {error.strip().splitlines()[-1][:200]}" if error and error.strip() else ""
-    return f"  {entry['at']}  {entry['event'].replace('_', ' ')}{who}{why}"
-
-
-def _advice(job: Job) -> str:
-    if job.status in ("dead", "failed") and not job.archived:
-        why = "its attempts are exhausted" if job.status == "dead" else "its handler said never to retry it"
-        return f"It is a dead letter because {why}. Mend the cause, then: python -m jobqueue redrive {job.id}"
-    if job.status == "cancelled" and not job.archived:
-        return f"It can be brought back with: python -m jobqueue redrive {job.id} --cancelled"
-    return f"It can be stopped with: python -m jobqueue cancel {job.id}" if job.status in ("ready", "running") else ""
+def _count(n: int) -> str:
+    return f"{MANY} jobs or more" if n >= MANY else f"{n} job{'s' if n > 1 else ''}"

@@ -248,7 +248,7 @@ def test_old_incidents_missed_slots_and_listeners_go_and_young_ones_stay(dsn, co
     conn.execute("""
         insert into jobqueue.incident (at, name) select jobqueue.now() - age, age::text from unnest(array['6 days', '8 days']::interval[]) age;
         insert into jobqueue.missed_slot select 's', jobqueue.now() - age, 'late' from unnest(array['29 days', '31 days']::interval[]) age;
-        insert into jobqueue.listener select age::text, '{mail}', jobqueue.now() - age from unnest(array['1 minute', '6 minutes']::interval[]) age
+        insert into jobqueue.listener (owner, types, at) select age::text, '{mail}', jobqueue.now() - age from unnest(array['1 minute', '6 minutes']::interval[]) age
     """)
     clean(dsn)
     left = conn.execute("""select (select array_agg(name) from jobqueue.incident), (select count(*) from jobqueue.missed_slot),

@@ -1,7 +1,9 @@
 """A database that the tests of one file share, emptied before each: 1 ms, where a clone of the template takes 200."""
+
 import psycopg
 
-EMPTY = "select string_agg(format('delete from jobqueue.%I', tablename), '; ') from pg_tables where schemaname = 'jobqueue' and tablename <> 'meta'"
+EMPTY = """select string_agg(format('delete from jobqueue.%I', tablename), '; ') from pg_tables
+    where schemaname = 'jobqueue' and tablename <> 'meta'"""
 
 
 def emptied(dsn: str) -> str:

@@ -1,12 +1,13 @@
-"""One key, one job (DESIGN §5): at once, in open transactions, after done, after the archive, and while the archiver moves it."""
+"""One key, one job (DESIGN §5): at once, in open transactions, after done, archived, and while being archived."""
+
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-
 from emptied import emptied
+
 from helpers import Session
 from jobqueue import InfrastructureError, Queue
 from jobqueue.lab import database
@@ -27,8 +28,11 @@ def dsn(shared):
 
 def jobs_of(conn, key):
     """How many jobs there are under the key, live and archived."""
-    return conn.execute("""select count(*) from (select idempotency_key from jobqueue.job union all
-        select idempotency_key from jobqueue.job_archive) every where idempotency_key = %s""", (key,)).fetchone()[0]
+    return conn.execute(
+        """select count(*) from (select idempotency_key from jobqueue.job union all
+        select idempotency_key from jobqueue.job_archive) every where idempotency_key = %s""",
+        (key,),
+    ).fetchone()[0]
 
 
 def finish(queue, lease_count=1):
@@ -39,23 +43,31 @@ def archive_everything_done(queue):
     return queue.archive(older_than_seconds=0)
 
 
-# ---- one caller ------------------------------------------------------------------------------------------------------
+# ---- one caller ----------------------------------------------------------------------------------------------------
+
 
 def test_the_same_key_again_is_a_no_op_that_returns_the_first_id(queue, conn):
     first, again = queue.enqueue("mail", {"to": "ada"}, key="k"), queue.enqueue("mail", {"to": "ada"}, key="k")
     assert ((first.created, first.matches), (again.id, again.created, again.matches), jobs_of(conn, "k")) == (
-        (True, True), (first.id, False, True), 1)
+        (True, True),
+        (first.id, False, True),
+        1,
+    )
 
 
-@pytest.mark.parametrize("type, payload, matches", [
-    ("mail", {"a": 1, "b": [2]}, True),
-    ("mail", {"b": [2], "a": 1}, True),
-    ("mail", {"a": 1.0, "b": [2]}, True),
-    ("mail", {"a": 1, "b": [2, 2]}, False),
-    ("mail", {"a": "1", "b": [2]}, False),
-    ("mail", None, False),
-    ("report", {"a": 1, "b": [2]}, False),
-], ids=["same", "key order", "1.0 is 1", "payload", "type in payload", "no payload", "type"])
+@pytest.mark.parametrize(
+    "type, payload, matches",
+    [
+        ("mail", {"a": 1, "b": [2]}, True),
+        ("mail", {"b": [2], "a": 1}, True),
+        ("mail", {"a": 1.0, "b": [2]}, True),
+        ("mail", {"a": 1, "b": [2, 2]}, False),
+        ("mail", {"a": "1", "b": [2]}, False),
+        ("mail", None, False),
+        ("report", {"a": 1, "b": [2]}, False),
+    ],
+    ids=["same", "key order", "1.0 is 1", "payload", "type in payload", "no payload", "type"],
+)
 def test_another_type_or_payload_under_the_key_does_not_match(queue, type, payload, matches):
     first = queue.enqueue("mail", {"a": 1, "b": [2]}, key="k")
     again = queue.enqueue(type, payload, key="k")
@@ -73,8 +85,11 @@ def test_jobs_without_a_key_are_all_created(queue):
     assert [queue.enqueue("mail", {"to": "ada"}).created for _ in range(3)] == [True] * 3
 
 
-@pytest.mark.parametrize("one, other", [("k", "k "), ("k", "K"), ("caf\u00e9", "cafe\u0301"), ("a", "\u0430")],
-                         ids=["trailing space", "case", "NFC and NFD", "Latin and Cyrillic"])
+@pytest.mark.parametrize(
+    "one, other",
+    [("k", "k "), ("k", "K"), ("caf\u00e9", "cafe\u0301"), ("a", "\u0430")],
+    ids=["trailing space", "case", "NFC and NFD", "Latin and Cyrillic"],
+)
 def test_keys_are_compared_byte_for_byte(queue, one, other):
     assert [queue.enqueue("mail", key=key).created for key in (one, other, one)] == [True, True, False]
 
@@ -82,7 +97,10 @@ def test_keys_are_compared_byte_for_byte(queue, one, other):
 def test_a_key_of_512_bytes_is_stored_whole(queue, conn):
     key = "é" * 256
     queue.enqueue("mail", key=key)
-    assert conn.execute("select idempotency_key, (select key from jobqueue.job_key) from jobqueue.job").fetchone() == (key, key)
+    assert conn.execute("select idempotency_key, (select key from jobqueue.job_key) from jobqueue.job").fetchone() == (
+        key,
+        key,
+    )
 
 
 def test_a_known_key_spends_no_id(queue):
@@ -92,7 +110,8 @@ def test_a_known_key_spends_no_id(queue):
     assert queue.enqueue("mail").id == first + 1
 
 
-# ---- the job's later life --------------------------------------------------------------------------------------------
+# ---- the job's later life ------------------------------------------------------------------------------------------
+
 
 def test_a_key_stays_used_after_its_job_is_done(queue, conn):
     first = queue.enqueue("mail", key="k")
@@ -106,8 +125,12 @@ def test_a_key_stays_used_after_its_job_was_archived(queue, conn):
     finish(queue)
     archived = archive_everything_done(queue)
     same, other = queue.enqueue("mail", {"to": "ada"}, key="k"), queue.enqueue("mail", {"to": "bob"}, key="k")
-    assert (archived, (same.id, same.created, same.matches), (other.id, other.created, other.matches), jobs_of(conn, "k")) == (
-        1, (first.id, False, True), (first.id, False, False), 1)
+    assert (
+        archived,
+        (same.id, same.created, same.matches),
+        (other.id, other.created, other.matches),
+        jobs_of(conn, "k"),
+    ) == (1, (first.id, False, True), (first.id, False, False), 1)
 
 
 def test_a_key_stays_used_after_its_archived_row_is_gone(queue, conn):
@@ -123,20 +146,30 @@ def test_a_key_stays_used_after_its_archived_row_is_gone(queue, conn):
 def test_a_key_stays_used_whatever_the_end(queue, end):
     first = queue.enqueue("mail", key="k", max_attempts=1)
     [lease] = queue.claim("A")
-    {"dead": lambda: queue.fail(lease, "boom"), "failed": lambda: queue.fail(lease, "never", permanent=True),
-     "cancelled": lambda: queue.cancel(first.id)}[end]()
+    {
+        "dead": lambda: queue.fail(lease, "boom"),
+        "failed": lambda: queue.fail(lease, "never", permanent=True),
+        "cancelled": lambda: queue.cancel(first.id),
+    }[end]()
     assert queue.enqueue("mail", key="k").id == first.id
 
 
-# ---- batches ---------------------------------------------------------------------------------------------------------
+# ---- batches -------------------------------------------------------------------------------------------------------
+
 
 def test_a_batch_with_known_and_doubled_keys_creates_the_rest_in_input_order(queue, conn):
     old = queue.enqueue("mail", key="old").id
     keys = [f"new {number}" for number in range(97)] + ["old", "twice", "twice"]
     answers = queue.enqueue_many([{"type": "mail", "key": key} for key in keys])
     created = [answer.id for answer in answers if answer.created]
-    assert (len(created), created == sorted(created), answers[97].id, answers[98].id == answers[99].id,
-            [answer.created for answer in answers[97:]], jobs_of(conn, "twice")) == (98, True, old, True, [False, True, False], 1)
+    assert (
+        len(created),
+        created == sorted(created),
+        answers[97].id,
+        answers[98].id == answers[99].id,
+        [answer.created for answer in answers[97:]],
+        jobs_of(conn, "twice"),
+    ) == (98, True, old, True, [False, True, False], 1)
 
 
 def test_a_batch_answers_for_every_job_with_its_own_id(queue, conn):
@@ -148,9 +181,20 @@ def test_a_batch_answers_for_every_job_with_its_own_id(queue, conn):
 
 def test_a_batch_says_which_of_its_keys_had_another_payload(queue):
     queue.enqueue("mail", {"n": 1}, key="old")
-    answers = queue.enqueue_many([{"type": "mail", "payload": {"n": 2}, "key": "old"}, {"type": "mail", "payload": 1, "key": "x"},
-                                  {"type": "mail", "payload": 2, "key": "x"}, {"type": "mail", "payload": 1, "key": "x"}])
-    assert [(answer.created, answer.matches) for answer in answers] == [(False, False), (True, True), (False, False), (False, True)]
+    answers = queue.enqueue_many(
+        [
+            {"type": "mail", "payload": {"n": 2}, "key": "old"},
+            {"type": "mail", "payload": 1, "key": "x"},
+            {"type": "mail", "payload": 2, "key": "x"},
+            {"type": "mail", "payload": 1, "key": "x"},
+        ]
+    )
+    assert [(answer.created, answer.matches) for answer in answers] == [
+        (False, False),
+        (True, True),
+        (False, False),
+        (False, True),
+    ]
 
 
 def test_an_empty_batch_is_an_empty_answer(queue):
@@ -163,12 +207,14 @@ def test_two_batches_with_the_same_keys_in_opposite_order_do_not_deadlock(dsn, c
     def enqueue(jobs):
         with psycopg.connect(dsn, autocommit=True) as own:
             return [answer.created for answer in Queue(own).enqueue_many(jobs)]
+
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(enqueue, [batch, batch[::-1]] * 4))
     assert (sum(map(sum, answers)), conn.execute("select count(*) from jobqueue.job").fetchone()) == (30, (30,))
 
 
-# ---- many callers ----------------------------------------------------------------------------------------------------
+# ---- many callers --------------------------------------------------------------------------------------------------
+
 
 def test_fifty_threads_enqueue_one_key_and_one_job_is_created(dsn, conn):
     barrier = threading.Barrier(50, timeout=30)
@@ -177,10 +223,15 @@ def test_fifty_threads_enqueue_one_key_and_one_job_is_created(dsn, conn):
         with psycopg.connect(dsn, autocommit=True) as own:
             barrier.wait()
             return Queue(own).enqueue("mail", {"to": "ada"}, key="k")
+
     with ThreadPoolExecutor(50) as pool:
         answers = list(pool.map(enqueue, range(50)))
-    assert (sum(answer.created for answer in answers), len({answer.id for answer in answers}),
-            all(answer.matches for answer in answers), jobs_of(conn, "k")) == (1, 1, True, 1)
+    assert (
+        sum(answer.created for answer in answers),
+        len({answer.id for answer in answers}),
+        all(answer.matches for answer in answers),
+        jobs_of(conn, "k"),
+    ) == (1, 1, True, 1)
 
 
 def test_a_second_enqueue_waits_for_the_open_transaction_and_finds_its_job(dsn):
@@ -218,8 +269,11 @@ def repeatable_read_snapshot(conn):
     conn.execute("select from jobqueue.job_key")
 
 
-@pytest.mark.parametrize("enqueue", [lambda queue: queue.enqueue("mail", key="k"),
-                                     lambda queue: queue.enqueue_many([{"type": "mail", "key": "k"}])], ids=["one", "many"])
+@pytest.mark.parametrize(
+    "enqueue",
+    [lambda queue: queue.enqueue("mail", key="k"), lambda queue: queue.enqueue_many([{"type": "mail", "key": "k"}])],
+    ids=["one", "many"],
+)
 def test_a_key_committed_after_a_repeatable_read_snapshot_raises_infrastructure_error(dsn, queue, enqueue):
     with psycopg.connect(dsn, autocommit=True) as own, pytest.raises(InfrastructureError), own.transaction():
         repeatable_read_snapshot(own)
@@ -256,11 +310,12 @@ def test_the_archiver_moving_that_very_row_never_lets_a_key_in_twice(dsn, conn, 
         with psycopg.connect(dsn, autocommit=True) as own:
             answers = [Queue(own).enqueue("mail", key=key) for key in endless(keys, seed, moving)]
         return len(answers), sum(answer.created for answer in answers)
+
     with ThreadPoolExecutor(6) as pool:
         producers = [pool.submit(producer, seed) for seed in range(4)]
         moved = sum(pool.map(archiver, range(2)))
         moving.set()
-        tried, created = map(sum, zip(*(done.result() for done in producers)))
+        tried, created = map(sum, zip(*(done.result() for done in producers), strict=True))
     assert (moved, tried > 200, created, {jobs_of(conn, key) for key in keys}) == (600, True, 0, {1})
 
 

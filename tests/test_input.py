@@ -1,27 +1,28 @@
 """Bad input of every kind: one clear error that says what and where, before any SQL, and nothing lost."""
+
 import enum
 import os
 import random
 import re
 import subprocess
 import sys
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 
 import numpy as np
 import pandas as pd
 import psycopg
 import pytest
+from emptied import emptied
 from psycopg.types.json import Json
 
-from emptied import emptied
 from jobqueue import Backoff, JobQueueError, Outcome, Queue
 from jobqueue.errors import InvalidInput
 from jobqueue.lab import database
 
 NAN, INF = float("nan"), float("inf")
 DIGEST = "ab" * 32
-UTC = timezone.utc
+UTC = UTC
 Colour = enum.Enum("Colour", "RED")
 
 
@@ -50,10 +51,12 @@ def unplugged(shared):
 @pytest.fixture(scope="module")
 def refuses():
     """refuses(match, act): `act` raises InvalidInput, which is a JobQueueError and a ValueError, and says `match`."""
+
     def check(match, act):
         with pytest.raises(InvalidInput, match=match) as caught:
             act()
         assert isinstance(caught.value, JobQueueError) and isinstance(caught.value, ValueError)
+
     return check
 
 
@@ -70,7 +73,7 @@ def circular():
     return value
 
 
-# ---- payload ---------------------------------------------------------------------------------------------------------
+# ---- payload -------------------------------------------------------------------------------------------------------
 
 PAYLOADS = {
     "NaN": ({"items": [{}, {}, {}, {"price": NAN}]}, r"payload\.items\[3\]\.price"),
@@ -118,10 +121,33 @@ def test_a_message_about_a_payload_can_be_printed(unplugged):
     assert str(caught.value).encode("utf-8")
 
 
-@pytest.mark.parametrize("payload", [
-    None, True, 0, -1, "", "é\u2028\U0001f600", [], {}, [[], {}], {"": {"a b": [None]}}, 2**53 + 1, 2**64, -(10**400), 0.1,
-    5e-324, 1e22, "a" * 1_000_000, {"tuple": [1, 2]}, "\\u0000", "'; drop table job; --", "%s %(x)s",
-], ids=lambda value: f"{type(value).__name__} {value!r:.20}")
+@pytest.mark.parametrize(
+    "payload",
+    [
+        None,
+        True,
+        0,
+        -1,
+        "",
+        "é\u2028\U0001f600",
+        [],
+        {},
+        [[], {}],
+        {"": {"a b": [None]}},
+        2**53 + 1,
+        2**64,
+        -(10**400),
+        0.1,
+        5e-324,
+        1e22,
+        "a" * 1_000_000,
+        {"tuple": [1, 2]},
+        "\\u0000",
+        "'; drop table job; --",
+        "%s %(x)s",
+    ],
+    ids=lambda value: f"{type(value).__name__} {value!r:.20}",
+)
 def test_a_payload_comes_back_as_it_was(queue, payload):
     queue.enqueue("mail", payload)
     [lease] = queue.claim("A")
@@ -134,10 +160,13 @@ def test_a_tuple_is_stored_as_a_list_and_a_float_of_numpy_as_a_float(queue):
     assert lease.payload == {"pair": [1, 2], "share": 0.25}
 
 
-@pytest.mark.parametrize("payload", [[1] * 400_000, [1e300] * 5_000, {str(n): n for n in range(60_000)}, "é" * 400_000],
-                         ids=["many small items", "long numbers", "many keys", "two-byte letters"])
+@pytest.mark.parametrize(
+    "payload",
+    [[1] * 400_000, [1e300] * 5_000, {str(n): n for n in range(60_000)}, "é" * 400_000],
+    ids=["many small items", "long numbers", "many keys", "two-byte letters"],
+)
 def test_what_the_check_on_payloads_would_refuse_is_bad_input_to_the_api_too(conn, queue, payload):
-    """jsonb prints spaces after commas and writes 1e300 in 301 digits: the CHECK must never surface as a database error."""
+    """jsonb prints spaces after commas and 1e300 in 301 digits: the CHECK must never surface as a database error."""
     [fits] = conn.execute("select octet_length(%s::jsonb::text) <= 1048576", (Json(payload),)).fetchone()
     try:
         stored = queue.enqueue("mail", payload).created
@@ -146,22 +175,84 @@ def test_what_the_check_on_payloads_would_refuse_is_bad_input_to_the_api_too(con
     assert (stored, conn.execute("select count(*) from jobqueue.job").fetchone()) in ([(fits, (1,)), (False, (0,))])
 
 
-# ---- every other argument --------------------------------------------------------------------------------------------
+# ---- every other argument ------------------------------------------------------------------------------------------
 
-LONG = {"empty": "", "201 bytes": "x" * 201, "202 bytes of 101 letters": "é" * 101, "NUL": "a\0b", "lone surrogate": "a\ud800",
-        "None": None, "int": 5, "bytes": b"mail"}
-NUMBERS = {"zero": 0, "negative": -1, "10001": 10_001, "bool": True, "float": 2.5, "string": "5", "None": None, "NaN": NAN,
-           "huge": 10**5000, "np.float64": np.float64(2.0)}
-LEASES = {"zero": 0, "negative": -1, "below a millisecond": 0.0009, "over a day": 86_400.001, "NaN": NAN, "inf": INF, "bool": True,
-          "string": "30", "None": None, "timedelta": timedelta(seconds=30), "huge": 10**400}
-LIMITS = {"zero": 0, "negative": -1, "1001": 1_001, "bool": True, "float": 1.5, "string": "1", "None": None, "huge": 10**5000}
-DELAYS = {"NaN": NAN, "negative": -0.001, "inf": INF, "minus inf": -INF, "string": "5", "bool": True, "timedelta": timedelta(1),
-          "beyond every calendar": 1e15, "huge": 10**400}
-INSTANTS = {"naive": datetime(2026, 1, 1), "date": date(2026, 1, 1), "text": "2026-01-01T00:00:00Z", "number": 1.7e9, "NaT": pd.NaT,
-            "naive Timestamp": pd.Timestamp("2026-01-01"), "before year 1 in UTC": datetime.min.replace(tzinfo=timezone(timedelta(hours=3))),
-            "after year 9999 in UTC": datetime.max.replace(tzinfo=timezone(-timedelta(hours=3)))}
-KEYS = {"empty": "", "513 bytes": "k" * 513, "514 bytes of 257 letters": "é" * 257, "reserved": "schedule/2026-01-01T00:00:00Z/x",
-        "NUL": "k\0", "lone surrogate": "\udc00", "int": 5, "bytes": b"k"}
+LONG = {
+    "empty": "",
+    "201 bytes": "x" * 201,
+    "202 bytes of 101 letters": "é" * 101,
+    "NUL": "a\0b",
+    "lone surrogate": "a\ud800",
+    "None": None,
+    "int": 5,
+    "bytes": b"mail",
+}
+NUMBERS = {
+    "zero": 0,
+    "negative": -1,
+    "10001": 10_001,
+    "bool": True,
+    "float": 2.5,
+    "string": "5",
+    "None": None,
+    "NaN": NAN,
+    "huge": 10**5000,
+    "np.float64": np.float64(2.0),
+}
+LEASES = {
+    "zero": 0,
+    "negative": -1,
+    "below a millisecond": 0.0009,
+    "over a day": 86_400.001,
+    "NaN": NAN,
+    "inf": INF,
+    "bool": True,
+    "string": "30",
+    "None": None,
+    "timedelta": timedelta(seconds=30),
+    "huge": 10**400,
+}
+LIMITS = {
+    "zero": 0,
+    "negative": -1,
+    "1001": 1_001,
+    "bool": True,
+    "float": 1.5,
+    "string": "1",
+    "None": None,
+    "huge": 10**5000,
+}
+DELAYS = {
+    "NaN": NAN,
+    "negative": -0.001,
+    "inf": INF,
+    "minus inf": -INF,
+    "string": "5",
+    "bool": True,
+    "timedelta": timedelta(1),
+    "beyond every calendar": 1e15,
+    "huge": 10**400,
+}
+INSTANTS = {
+    "naive": datetime(2026, 1, 1),
+    "date": date(2026, 1, 1),
+    "text": "2026-01-01T00:00:00Z",
+    "number": 1.7e9,
+    "NaT": pd.NaT,
+    "naive Timestamp": pd.Timestamp("2026-01-01"),
+    "before year 1 in UTC": datetime.min.replace(tzinfo=timezone(timedelta(hours=3))),
+    "after year 9999 in UTC": datetime.max.replace(tzinfo=timezone(-timedelta(hours=3))),
+}
+KEYS = {
+    "empty": "",
+    "513 bytes": "k" * 513,
+    "514 bytes of 257 letters": "é" * 257,
+    "reserved": "schedule/2026-01-01T00:00:00Z/x",
+    "NUL": "k\0",
+    "lone surrogate": "\udc00",
+    "int": 5,
+    "bytes": b"k",
+}
 IDS = {"text": "7", "bool": True, "float": 7.0, "None": None, "2**63": 2**63, "huge": 10**5000}
 
 
@@ -191,19 +282,37 @@ def cases():
         "job_id  ": (IDS, lambda q, v: q.explain(v)),
         "job_id   ": (IDS, lambda q, v: q.adopt(v, "A")),
         "job_id    ": ({k: v for k, v in IDS.items() if k != "None"}, lambda q, v: q.redrive([v])),
-        "type    ": ({"one string": "mail", "an empty type": [""], "a number": [5], "not a list": 5, "over-long": ["x" * 201]},
-                  lambda q, v: q.claim("A", types=v)),
+        "type    ": (
+            {"one string": "mail", "an empty type": [""], "a number": [5], "not a list": 5, "over-long": ["x" * 201]},
+            lambda q, v: q.claim("A", types=v),
+        ),
         "type ": (LONG, lambda q, v: q.pause_type(v)),
         "type  ": (LONG, lambda q, v: q.resume_type(v)),
         "type   ": (LONG, lambda q, v: q.cancel_type(v)),
-        "status": ({"ready": ("ready",), "running": ("done", "running"), "unknown": ("finished",), "one string": "done", "number": (5,)},
-                   lambda q, v: q.archive(older_than_seconds=1, statuses=v)),
-        "name": ({"empty": "", "NUL": "a\0", "lone surrogate": "\ud800", "int": 5, "None": None},
-                 lambda q, v: q.publish(q.lease, v, DIGEST)),
-        "digest": ({"empty": "", "NUL": "a\0", "int": 5, "None": None}, lambda q, v: q.publish(q.lease, "report.csv", v)),
+        "status": (
+            {
+                "ready": ("ready",),
+                "running": ("done", "running"),
+                "unknown": ("finished",),
+                "one string": "done",
+                "number": (5,),
+            },
+            lambda q, v: q.archive(older_than_seconds=1, statuses=v),
+        ),
+        "name": (
+            {"empty": "", "NUL": "a\0", "lone surrogate": "\ud800", "int": 5, "None": None},
+            lambda q, v: q.publish(q.lease, v, DIGEST),
+        ),
+        "digest": (
+            {"empty": "", "NUL": "a\0", "int": 5, "None": None},
+            lambda q, v: q.publish(q.lease, "report.csv", v),
+        ),
     }
-    return [pytest.param(what.strip(), call, value, id=f"{what.strip()}-{name}-{number}")
-            for number, (what, (values, call)) in enumerate(calls.items()) for name, value in values.items()]
+    return [
+        pytest.param(what.strip(), call, value, id=f"{what.strip()}-{name}-{number}")
+        for number, (what, (values, call)) in enumerate(calls.items())
+        for name, value in values.items()
+    ]
 
 
 @pytest.mark.parametrize("what, call, value", cases())
@@ -212,20 +321,35 @@ def test_an_argument_out_of_bounds_is_refused_by_name_before_any_sql(unplugged, 
 
 
 def test_a_delay_and_a_run_at_together_are_refused(unplugged, refuses):
-    refuses("run_at.*delay_seconds|delay_seconds.*run_at",
-            lambda: unplugged.enqueue("mail", run_at=datetime(2026, 1, 1, tzinfo=UTC), delay_seconds=5))
+    refuses(
+        "run_at.*delay_seconds|delay_seconds.*run_at",
+        lambda: unplugged.enqueue("mail", run_at=datetime(2026, 1, 1, tzinfo=UTC), delay_seconds=5),
+    )
 
 
-@pytest.mark.parametrize("job, match", [
-    ({"type": "mail", "payload": {"a": [NAN]}}, r"(jobs|job)\[?\s?1.*payload\.a\[0\]"),
-    ({"type": ""}, r"(jobs|job)\[?\s?1.*type"),
-    ({"payload": 1}, r"(jobs|job)\[?\s?1.*type"),
-    ({"type": "mail", "priority": 5}, r"(jobs|job)\[?\s?1.*priority"),
-    ({"type": "mail", "key": "schedule/x"}, r"(jobs|job)\[?\s?1.*key"),
-    ({"type": "mail", "run_at": datetime(2026, 1, 1)}, r"(jobs|job)\[?\s?1.*run_at"),
-    ({"type": "mail", "max_attempts": 0}, r"(jobs|job)\[?\s?1.*max_attempts"),
-    ("mail", r"(jobs|job)\[?\s?1"),
-], ids=["payload", "empty type", "no type", "unknown name", "reserved key", "naive run_at", "max_attempts", "not a dict"])
+@pytest.mark.parametrize(
+    "job, match",
+    [
+        ({"type": "mail", "payload": {"a": [NAN]}}, r"(jobs|job)\[?\s?1.*payload\.a\[0\]"),
+        ({"type": ""}, r"(jobs|job)\[?\s?1.*type"),
+        ({"payload": 1}, r"(jobs|job)\[?\s?1.*type"),
+        ({"type": "mail", "priority": 5}, r"(jobs|job)\[?\s?1.*priority"),
+        ({"type": "mail", "key": "schedule/x"}, r"(jobs|job)\[?\s?1.*key"),
+        ({"type": "mail", "run_at": datetime(2026, 1, 1)}, r"(jobs|job)\[?\s?1.*run_at"),
+        ({"type": "mail", "max_attempts": 0}, r"(jobs|job)\[?\s?1.*max_attempts"),
+        ("mail", r"(jobs|job)\[?\s?1"),
+    ],
+    ids=[
+        "payload",
+        "empty type",
+        "no type",
+        "unknown name",
+        "reserved key",
+        "naive run_at",
+        "max_attempts",
+        "not a dict",
+    ],
+)
 def test_one_bad_job_in_a_batch_is_refused_with_its_place(unplugged, refuses, job, match):
     refuses(match, lambda: unplugged.enqueue_many([{"type": "mail"}, job, {"type": "mail"}]))
 
@@ -233,7 +357,9 @@ def test_one_bad_job_in_a_batch_is_refused_with_its_place(unplugged, refuses, jo
 def test_a_batch_with_one_bad_job_stores_none_and_uses_no_key(queue, conn):
     with pytest.raises(InvalidInput):
         queue.enqueue_many([{"type": "mail", "key": "k"}, {"type": "mail", "payload": NAN}])
-    counts = conn.execute("select (select count(*) from jobqueue.job), (select count(*) from jobqueue.job_key)").fetchone()
+    counts = conn.execute(
+        "select (select count(*) from jobqueue.job), (select count(*) from jobqueue.job_key)"
+    ).fetchone()
     assert (counts, queue.enqueue("mail", key="k").created) == ((0, 0), True)
 
 
@@ -248,21 +374,50 @@ def test_bad_input_inside_a_callers_transaction_leaves_it_usable(conn, queue):
 def test_a_bad_argument_does_not_end_the_lease(queue):
     queue.enqueue("mail")
     [lease] = queue.claim("A")
-    for act in (lambda: queue.fail(lease, "boom", delay_seconds=NAN), lambda: queue.release(lease, "stop", delay_seconds=-1)):
+    for act in (
+        lambda: queue.fail(lease, "boom", delay_seconds=NAN),
+        lambda: queue.release(lease, "stop", delay_seconds=-1),
+    ):
         with pytest.raises(InvalidInput):
             act()
     assert queue.complete(lease) is Outcome.APPLIED
 
 
-@pytest.mark.parametrize("accept", [
-    lambda q: q.enqueue("é" * 100), lambda q: q.enqueue("mail", key="é" * 256), lambda q: q.enqueue("mail", max_attempts=10_000),
-    lambda q: q.enqueue("mail", max_attempts=1), lambda q: q.enqueue("mail", delay_seconds=0),
-    lambda q: q.enqueue("mail", run_at=datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=5, minutes=45)))),
-    lambda q: q.claim("é" * 100), lambda q: q.claim("A", limit=1_000), lambda q: q.claim("A", lease_seconds=0.001),
-    lambda q: q.claim("A", lease_seconds=86_400), lambda q: q.claim("A", types=["a", "a"]), lambda q: q.reap(limit=1_000),
-    lambda q: q.enqueue("mail", max_attempts=np.int64(5).item()), lambda q: q.enqueue("mail", delay_seconds=np.float64(1.5)),
-], ids=["type", "key", "max_attempts", "one attempt", "no delay", "odd zone", "owner", "limit", "shortest lease", "longest lease",
-        "types twice", "reap limit", "int", "np.float64"])
+@pytest.mark.parametrize(
+    "accept",
+    [
+        lambda q: q.enqueue("é" * 100),
+        lambda q: q.enqueue("mail", key="é" * 256),
+        lambda q: q.enqueue("mail", max_attempts=10_000),
+        lambda q: q.enqueue("mail", max_attempts=1),
+        lambda q: q.enqueue("mail", delay_seconds=0),
+        lambda q: q.enqueue("mail", run_at=datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=5, minutes=45)))),
+        lambda q: q.claim("é" * 100),
+        lambda q: q.claim("A", limit=1_000),
+        lambda q: q.claim("A", lease_seconds=0.001),
+        lambda q: q.claim("A", lease_seconds=86_400),
+        lambda q: q.claim("A", types=["a", "a"]),
+        lambda q: q.reap(limit=1_000),
+        lambda q: q.enqueue("mail", max_attempts=np.int64(5).item()),
+        lambda q: q.enqueue("mail", delay_seconds=np.float64(1.5)),
+    ],
+    ids=[
+        "type",
+        "key",
+        "max_attempts",
+        "one attempt",
+        "no delay",
+        "odd zone",
+        "owner",
+        "limit",
+        "shortest lease",
+        "longest lease",
+        "types twice",
+        "reap limit",
+        "int",
+        "np.float64",
+    ],
+)
 def test_the_bounds_themselves_are_accepted(queue, accept):
     accept(queue)
 
@@ -272,10 +427,17 @@ def test_an_instant_in_another_zone_is_stored_as_the_same_instant(queue, conn):
     assert conn.execute("select run_at from jobqueue.job").fetchone() == (datetime(2026, 1, 1, tzinfo=UTC),)
 
 
-# ---- error texts are never a reason to lose the failure -----------------------------------------------------------------
+# ---- error texts are never a reason to lose the failure ------------------------------------------------------------
 
-TEXTS = {"NUL": "bad\0text", "lone surrogate": "bad\ud800text", "both, and long": "\0\udfff" * 100_000, "empty": "",
-         "percent and quotes": "100% 'x' \"y\" \\ %s", "two-byte letters": "é" * 1_000_000, "four-byte letters": "\U0001f600" * 500_000}
+TEXTS = {
+    "NUL": "bad\0text",
+    "lone surrogate": "bad\ud800text",
+    "both, and long": "\0\udfff" * 100_000,
+    "empty": "",
+    "percent and quotes": "100% 'x' \"y\" \\ %s",
+    "two-byte letters": "é" * 1_000_000,
+    "four-byte letters": "\U0001f600" * 500_000,
+}
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
@@ -300,8 +462,12 @@ def test_a_text_of_two_megabytes_keeps_its_head_and_its_tail(queue, conn):
     [lease] = queue.claim("A")
     queue.fail(lease, "Traceback: first line\n" + "é" * 1_000_000 + "\nValueError: last line")
     [text] = conn.execute("select last_error from jobqueue.job").fetchone()
-    assert (text.startswith("Traceback: first line\né"), text.endswith("é\nValueError: last line"), "\ufffd" in text,
-            15_000 < len(text.encode()) <= 16_384) == (True, True, False, True)
+    assert (
+        text.startswith("Traceback: first line\né"),
+        text.endswith("é\nValueError: last line"),
+        "\ufffd" in text,
+        15_000 < len(text.encode()) <= 16_384,
+    ) == (True, True, False, True)
 
 
 @pytest.mark.parametrize("size", [16_383, 16_384, 16_385])
@@ -322,9 +488,10 @@ def test_fifty_long_errors_leave_a_row_that_can_be_read_and_ended(queue, conn):
     assert (queue.complete(lease), len(queue.get(job).history)) == (Outcome.APPLIED, 50)
 
 
-# ---- the same bounds as CHECKs, with names that are sentences -----------------------------------------------------------
+# ---- the same bounds as CHECKs, with names that are sentences ------------------------------------------------------
 
-RUNNING = "status = 'running', attempts = 1, epoch = 1, locked_by = 'A', locked_until = jobqueue.now(), started_at = jobqueue.now()"
+RUNNING = """status = 'running', attempts = 1, epoch = 1, locked_by = 'A', locked_until = jobqueue.now(),
+    started_at = jobqueue.now()"""
 BROKEN = {
     "an empty type": "type = ''",
     "a type of 201 bytes": "type = repeat('x', 201)",
@@ -364,13 +531,28 @@ def test_the_database_refuses_a_row_that_breaks_a_promise_in_a_sentence(conn, qu
     assert len(caught.value.diag.constraint_name.split()) >= 3, caught.value.diag.constraint_name
 
 
-# ---- backoff -----------------------------------------------------------------------------------------------------------
+# ---- backoff -------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("options", [
-    {"shape": "quadratic"}, {"jitter": "some"}, {"base_seconds": -1}, {"base_seconds": NAN}, {"base_seconds": INF}, {"factor": NAN},
-    {"factor": -1}, {"floor_seconds": -1}, {"floor_seconds": 10, "ceiling_seconds": 5}, {"ceiling_seconds": INF}, {"ceiling_seconds": NAN},
-    {"base_seconds": "1"}, {"shape": None},
-], ids=str)
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shape": "quadratic"},
+        {"jitter": "some"},
+        {"base_seconds": -1},
+        {"base_seconds": NAN},
+        {"base_seconds": INF},
+        {"factor": NAN},
+        {"factor": -1},
+        {"floor_seconds": -1},
+        {"floor_seconds": 10, "ceiling_seconds": 5},
+        {"ceiling_seconds": INF},
+        {"ceiling_seconds": NAN},
+        {"base_seconds": "1"},
+        {"shape": None},
+    ],
+    ids=str,
+)
 def test_a_backoff_that_makes_no_sense_is_refused_when_it_is_made(refuses, options):
     refuses(list(options)[-1].split("_")[0], lambda: Backoff(**options))
 
@@ -380,7 +562,7 @@ def test_a_backoff_has_no_delay_before_the_first_attempt(refuses, attempt):
     refuses("attempt", lambda: Backoff().delay(attempt, random.Random(1)))
 
 
-# ---- wrong databases ---------------------------------------------------------------------------------------------------
+# ---- wrong databases -----------------------------------------------------------------------------------------------
 
 DSNS = {
     "nobody listens": "postgresql://ada:s3cr3t-word@127.0.0.1:1/x",
@@ -396,16 +578,26 @@ DSNS = {
 
 @pytest.mark.parametrize("dsn", DSNS.values(), ids=DSNS)
 def test_a_wrong_dsn_is_one_clear_line_on_the_command_line_without_the_password(dsn):
-    done = subprocess.run([sys.executable, "-m", "jobqueue", "stats", "--dsn", dsn], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "PGCONNECT_TIMEOUT": "2"})
+    done = subprocess.run(
+        [sys.executable, "-m", "jobqueue", "stats", "--dsn", dsn],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PGCONNECT_TIMEOUT": "2"},
+    )
     lines = done.stderr.strip().splitlines()
-    assert (done.returncode, len(lines), "s3cr3t" in done.stderr + done.stdout, bool(re.search("database|connect|DSN", lines[0]))) == (
-        1, 1, False, True), done.stderr
+    assert (
+        done.returncode,
+        len(lines),
+        "s3cr3t" in done.stderr + done.stdout,
+        bool(re.search("database|connect|DSN", lines[0])),
+    ) == (1, 1, False, True), done.stderr
 
 
 @pytest.mark.parametrize("dsn", DSNS.values(), ids=DSNS)
 def test_a_wrong_dsn_raises_without_the_password_anywhere_in_the_chain(dsn):
     from jobqueue import Reaper
+
     with pytest.raises(JobQueueError) as caught:
         Reaper(dsn).run_once()
     chain, error = [], caught.value

@@ -1,4 +1,5 @@
 """Install: idempotent, safe when many start at once, and faithful to the clock it was begun with."""
+
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,10 +17,13 @@ def test_sixteen_installs_at_once_all_succeed(dsn, conn, queue):
         with psycopg.connect(dsn, autocommit=True) as own:
             barrier.wait()
             Queue(own).install()
+
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(install, range(16)))
-    assert (queue.enqueue("mail").created, conn.execute("select count(*), min(schema_version), bool_or(virtual) from jobqueue.meta").fetchone()) == (
-        True, (1, 1, False))
+    assert (
+        queue.enqueue("mail").created,
+        conn.execute("select count(*), min(schema_version), bool_or(virtual) from jobqueue.meta").fetchone(),
+    ) == (True, (1, 1, False))
 
 
 def test_installing_again_keeps_every_job(queue):
@@ -44,7 +48,9 @@ def test_install_refuses_an_unknown_schema_version(conn, queue):
 def test_a_normal_install_ignores_the_clock_setting_of_a_session(conn, queue):
     conn.execute("set jobqueue.now = '2040-01-01T00:00:00Z'")
     queue.enqueue("mail")
-    assert conn.execute("select abs(extract(epoch from run_at - clock_timestamp())) < 60 from jobqueue.job").fetchone() == (True,)
+    assert conn.execute(
+        "select abs(extract(epoch from run_at - clock_timestamp())) < 60 from jobqueue.job"
+    ).fetchone() == (True,)
 
 
 def test_an_unset_virtual_clock_is_an_error(virtual_dsn):

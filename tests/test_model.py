@@ -1,14 +1,22 @@
 """Every verb in random order against a small reference model of DESIGN §3, on virtual time (hypothesis, stateful)."""
+
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import psycopg
 import pytest
+from emptied import EMPTY
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from emptied import EMPTY
 from jobqueue import Backoff, Empty, Outcome, Queue
 from jobqueue.lab import database
 from jobqueue.lab.clock import VirtualClock
@@ -18,17 +26,24 @@ LEASE = 10
 TYPES, OWNERS, KEYS = ("a", "b"), ("A", "B"), (None, None, "k", "l")
 FINISHED = ("done", "failed", "dead", "cancelled")
 DIGESTS = ("ab" * 32, "cd" * 32)
-OWN_END = {"complete": "done", "strict": "done", "fail": "failed", "refuse": "failed_permanently", "release": "released"}
+OWN_END = {
+    "complete": "done",
+    "strict": "done",
+    "fail": "failed",
+    "refuse": "failed_permanently",
+    "release": "released",
+}
 STATE = """select id, status, epoch, attempts, lease_losses, releases, locked_by, locked_until,
     case when status in ('ready', 'running') then run_at end, false from jobqueue.job
-    union all select id, status, epoch, attempts, lease_losses, releases, null, null, null, true from jobqueue.job_archive"""
+    union all select id, status, epoch, attempts, lease_losses, releases, null, null, null, true
+    from jobqueue.job_archive"""
 
 
 def seconds(number):
     return timedelta(seconds=number)
 
 
-# ---- the reference model: what DESIGN §3 says, without SQL -----------------------------------------------------------------
+# ---- the reference model: what DESIGN §3 says, without SQL ---------------------------------------------------------
 
 
 @dataclass
@@ -52,7 +67,18 @@ class Row:
     def seen(self):
         """As STATE reads it."""
         run_at = self.run_at if self.status in ("ready", "running") else None
-        return (self.id, self.status, self.epoch, self.attempts, self.lease_losses, self.releases, self.owner, self.until, run_at, self.archived)
+        return (
+            self.id,
+            self.status,
+            self.epoch,
+            self.attempts,
+            self.lease_losses,
+            self.releases,
+            self.owner,
+            self.until,
+            run_at,
+            self.archived,
+        )
 
     def is_mine(self, me):
         return self.status == "running" and (self.owner, self.epoch) == me
@@ -91,11 +117,18 @@ def answer(row, verb, me, now, digest=None):
     return Outcome.ALREADY_APPLIED if end == own else Outcome.CONFLICT
 
 
-# ---- the machine -----------------------------------------------------------------------------------------------------------
+# ---- the machine ---------------------------------------------------------------------------------------------------
 
 NUMBER = st.integers(0, 10**6)
-JOB = st.fixed_dictionaries({"type": st.sampled_from(TYPES), "payload": st.integers(0, 1), "key": st.sampled_from(KEYS),
-                             "max_attempts": st.integers(1, 3), "delay_seconds": st.sampled_from([0, 0, 5])})  # fmt: skip
+JOB = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(TYPES),
+        "payload": st.integers(0, 1),
+        "key": st.sampled_from(KEYS),
+        "max_attempts": st.integers(1, 3),
+        "delay_seconds": st.sampled_from([0, 0, 5]),
+    }
+)
 
 
 class Machine(RuleBasedStateMachine):
@@ -144,15 +177,23 @@ class Machine(RuleBasedStateMachine):
 
     # -- taking --
 
-    @rule(owner=st.sampled_from(OWNERS), limit=st.integers(1, 3), types=st.sampled_from([None, ["a"], ["b"], ["a", "b"]]))
+    @rule(
+        owner=st.sampled_from(OWNERS), limit=st.integers(1, 3), types=st.sampled_from([None, ["a"], ["b"], ["a", "b"]])
+    )
     def claim(self, owner, limit, types):
-        eligible = [row for row in self.rows.values() if row.status == "ready" and row.type not in self.paused and row.type in (types or TYPES)]
+        eligible = [
+            row
+            for row in self.rows.values()
+            if row.status == "ready" and row.type not in self.paused and row.type in (types or TYPES)
+        ]
         due = sorted((row for row in eligible if row.run_at <= self.now), key=lambda row: (row.run_at, row.id))[:limit]
         for row in due:
             row.lease_to(owner, self.now)
         claim = self.queue.claim(owner, limit=limit, lease_seconds=LEASE, types=types)
-        assert [(lease.id, lease.owner, lease.epoch, lease.attempt, lease.releases, lease.locked_until) for lease in claim] == [
-            (row.id, owner, row.epoch, row.attempts, row.releases, row.until) for row in due]  # fmt: skip
+        taken = [
+            (lease.id, lease.owner, lease.epoch, lease.attempt, lease.releases, lease.locked_until) for lease in claim
+        ]
+        assert taken == [(row.id, owner, row.epoch, row.attempts, row.releases, row.until) for row in due]
         soonest = min((row.run_at for row in eligible), default=None)
         expected = (None, None) if due else (Empty.NOT_DUE, soonest) if soonest else (Empty.NONE, None)
         assert (claim.empty, claim.next_run_at if not due else None) == expected
@@ -167,7 +208,12 @@ class Machine(RuleBasedStateMachine):
             row.ends[row.owner, row.epoch] = "lost"
             row.lease_losses, row.releases = row.lease_losses + 1, 0
             row.lease_to(owner, self.now)
-            assert (lease.owner, lease.epoch, lease.attempt, lease.locked_until) == (owner, row.epoch, row.attempts, row.until)
+            assert (lease.owner, lease.epoch, lease.attempt, lease.locked_until) == (
+                owner,
+                row.epoch,
+                row.attempts,
+                row.until,
+            )
             self.leases.append(lease)
         else:
             assert lease is None
@@ -175,25 +221,32 @@ class Machine(RuleBasedStateMachine):
     # -- speaking: every lease that ever was may speak, at any time --
 
     @precondition(lambda self: self.leases)
-    @rule(number=NUMBER, stranger=st.booleans())
-    def heartbeat(self, number, stranger):
+    @rule(number=NUMBER, length=st.sampled_from([1, LEASE]))
+    def heartbeat(self, number, length):
         lease = self.pick(number)
-        if stranger and (lease.epoch, "C") not in self.rows[lease.id].ends:
-            assert self.queue.heartbeat(replace(lease, owner="C"), lease_seconds=LEASE) is Outcome.LOST
-        self.beat(lease, self.queue.heartbeat(lease, lease_seconds=LEASE))
+        self.beat(lease, self.queue.heartbeat(lease, lease_seconds=length), length)
 
-    def beat(self, lease, outcome):
+    def beat(self, lease, outcome, length):
         row, me = self.rows[lease.id], (lease.owner, lease.epoch)
         assert outcome is answer(row, "heartbeat", me, self.now)
         if outcome is Outcome.APPLIED:
-            row.until = max(row.until, self.now + seconds(LEASE))
+            row.until = max(row.until, self.now + seconds(length))
 
     @precondition(lambda self: self.leases)
-    @rule(numbers=st.lists(NUMBER, min_size=1, max_size=4))
-    def heartbeat_many(self, numbers):
+    @rule(number=NUMBER, verb=st.sampled_from(["heartbeat", "complete", "release", "publish"]))
+    def somebody_who_never_held_it(self, number, verb):
+        stranger = replace(self.pick(number), owner="C")
+        acts = {"heartbeat": self.queue.heartbeat, "complete": self.queue.complete,
+                "release": lambda lease: self.queue.release(lease, "stop"),
+                "publish": lambda lease: self.queue.publish(lease, "out", DIGESTS[0])}  # fmt: skip
+        assert acts[verb](stranger) is Outcome.LOST
+
+    @precondition(lambda self: self.leases)
+    @rule(numbers=st.lists(NUMBER, min_size=1, max_size=4), length=st.sampled_from([1, LEASE]))
+    def heartbeat_many(self, numbers, length):
         leases = list({id(self.pick(number)): self.pick(number) for number in numbers}.values())
-        for lease, outcome in zip(leases, self.queue.heartbeat_many(leases, lease_seconds=LEASE), strict=True):
-            self.beat(lease, outcome)
+        for lease, outcome in zip(leases, self.queue.heartbeat_many(leases, lease_seconds=length), strict=True):
+            self.beat(lease, outcome, length)
 
     def done(self, lease, outcome, verb="complete"):
         row, me = self.rows[lease.id], (lease.owner, lease.epoch)
@@ -245,7 +298,8 @@ class Machine(RuleBasedStateMachine):
         row, me = self.rows[lease.id], (lease.owner, lease.epoch)
         expected = answer(row, "publish", me, self.now, digest)
         assert self.queue.reconcile(lease, name="out", digest=digest) is (
-            Outcome.HELD if expected is Outcome.APPLIED else expected)  # fmt: skip
+            Outcome.HELD if expected is Outcome.APPLIED else expected
+        )
         assert self.queue.publish(lease, "out", digest) is expected
         if expected is Outcome.APPLIED:
             row.published = (me, digest)
@@ -254,17 +308,31 @@ class Machine(RuleBasedStateMachine):
     @rule(number=NUMBER)
     def reconcile(self, number):
         lease = self.pick(number)
-        assert self.queue.reconcile(lease) is answer(self.rows[lease.id], "reconcile", (lease.owner, lease.epoch), self.now)
+        assert self.queue.reconcile(lease) is answer(
+            self.rows[lease.id], "reconcile", (lease.owner, lease.epoch), self.now
+        )
 
     @precondition(lambda self: self.leases)
-    @rule(number=NUMBER, verb=st.sampled_from(["complete", "fail", "release", "publish", "heartbeat", "cancel", "reap", "archive", "enqueue"]))
+    @rule(
+        number=NUMBER,
+        verb=st.sampled_from(
+            ["complete", "fail", "release", "publish", "heartbeat", "cancel", "reap", "archive", "enqueue"]
+        ),
+    )
     def rolled_back(self, number, verb):
         """In a caller's transaction that rolls back nothing has happened: the model does not move."""
         lease = self.pick(number)
-        acts = {"complete": lambda: self.queue.complete(lease), "fail": lambda: self.queue.fail(lease, "boom"),
-                "release": lambda: self.queue.release(lease, "stop"), "publish": lambda: self.queue.publish(lease, "out", DIGESTS[0]),
-                "heartbeat": lambda: self.queue.heartbeat(lease), "cancel": lambda: self.queue.cancel(lease.id), "reap": self.queue.reap,
-                "archive": lambda: self.queue.archive(older_than_seconds=0), "enqueue": lambda: self.queue.enqueue("a", key="k")}  # fmt: skip
+        acts = {
+            "complete": lambda: self.queue.complete(lease),
+            "fail": lambda: self.queue.fail(lease, "boom"),
+            "release": lambda: self.queue.release(lease, "stop"),
+            "publish": lambda: self.queue.publish(lease, "out", DIGESTS[0]),
+            "heartbeat": lambda: self.queue.heartbeat(lease),
+            "cancel": lambda: self.queue.cancel(lease.id),
+            "reap": self.queue.reap,
+            "archive": lambda: self.queue.archive(older_than_seconds=0),
+            "enqueue": lambda: self.queue.enqueue("a", key="k"),
+        }
         with self.conn.transaction(force_rollback=True):
             acts[verb]()
 
@@ -278,7 +346,9 @@ class Machine(RuleBasedStateMachine):
         for one in reaped:
             self.rows[one.id].lose(self.now)
         assert len(reaped) == min(limit, len(expired)) and {one.id for one in reaped} <= expired
-        assert [(one.owner, one.epoch, one.status) for one in reaped] == [(*before[one.id], self.rows[one.id].status) for one in reaped]
+        assert [(one.owner, one.epoch, one.status) for one in reaped] == [
+            (*before[one.id], self.rows[one.id].status) for one in reaped
+        ]
 
     @precondition(lambda self: self.rows)
     @rule(number=NUMBER)
@@ -304,7 +374,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule(age=st.sampled_from([0.5, 5.5]), statuses=st.sampled_from([("done",), ("dead", "failed"), FINISHED]))
     def archive(self, age, statuses):
-        old = [row for row in self.rows.values() if not row.archived and row.status in statuses and row.finished_at < self.now - seconds(age)]
+        old = [
+            row
+            for row in self.rows.values()
+            if not row.archived and row.status in statuses and row.finished_at < self.now - seconds(age)
+        ]
         for row in old:
             row.archived = True
         assert self.queue.archive(older_than_seconds=age, statuses=statuses) == len(old)
@@ -327,7 +401,11 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def attempts_are_bounded_and_every_epoch_was_one_lease(self):
         assert all(0 <= row.lease_losses <= row.attempts <= row.max_attempts for row in self.rows.values())
-        assert sum(row.epoch for row in self.rows.values()) == len(self.leases) == len({(lease.id, lease.epoch) for lease in self.leases})
+        assert (
+            sum(row.epoch for row in self.rows.values())
+            == len(self.leases)
+            == len({(lease.id, lease.epoch) for lease in self.leases})
+        )
 
 
 @pytest.fixture(scope="module")
@@ -340,7 +418,9 @@ COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "databas
 
 
 def test_every_verb_in_any_order_does_what_the_contract_says(machine):
-    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40, derandomize=True, **COMMON))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=60, stateful_step_count=40, derandomize=True, **COMMON)
+    )
 
 
 @pytest.mark.long

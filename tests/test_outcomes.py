@@ -1,10 +1,11 @@
 """The table of Outcomes of DESIGN §3, cell by cell, for live and archived rows, on virtual time."""
+
 from dataclasses import replace
 
 import psycopg
 import pytest
-
 from emptied import emptied
+
 from jobqueue import Backoff, InfrastructureError, Outcome, Queue
 from jobqueue.lab import database
 
@@ -15,62 +16,70 @@ AT_ONCE = Backoff(shape="constant", base_seconds=0, jitter="none")
 # Left: what happened to a job after A claimed it (B is somebody else). Right: what A hears when it speaks now.
 # `strict` is complete(strict=True), `refuse` fail(permanent=True), `digest` reconcile(name=…, digest=…).
 TABLE = """
-what happened               complete   strict     fail       refuse     release    heartbeat  publish    reconcile  digest
+what happened             complete  strict    fail      refuse    release   heartbeat publish   reconcile digest
 # the UPDATE hits the row; reconcile, which changes nothing, says that it is still mine
-claim                       applied    applied    applied    applied    applied    applied    applied    held       held
-expire                      applied    expired    applied    applied    applied    applied    expired    held       expired
+claim                     applied   applied   applied   applied   applied   applied   applied   held      held
+expire                    applied   expired   applied   applied   applied   applied   expired   held      expired
 # no row
-complete archive forget     unknown    unknown    unknown    unknown    unknown    unknown    unknown    unknown    unknown
+complete archive forget   unknown   unknown   unknown   unknown   unknown   unknown   unknown   unknown   unknown
 # published by me: a fact that no later end changes
-publish                     applied    applied    applied    applied    applied    applied    already    held       already
-publish-other               applied    applied    applied    applied    applied    applied    conflict   held       conflict
-publish expire              applied    expired    applied    applied    applied    applied    already    held       already
-publish complete            already    already    conflict   conflict   conflict   conflict   already    already    already
-publish-other complete      already    already    conflict   conflict   conflict   conflict   conflict   already    conflict
-publish fail                conflict   conflict   already    conflict   conflict   conflict   already    conflict   already
-publish cancel              cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  already    cancelled  already
-publish expire reap         lost       lost       lost       lost       lost       lost       already    lost       already
-publish fail B B-publish    conflict   conflict   already    conflict   conflict   conflict   conflict   conflict   conflict
+publish                   applied   applied   applied   applied   applied   applied   already   held      already
+publish-other             applied   applied   applied   applied   applied   applied   conflict  held      conflict
+publish expire            applied   expired   applied   applied   applied   applied   already   held      already
+publish complete          already   already   conflict  conflict  conflict  conflict  already   already   already
+publish-other complete    already   already   conflict  conflict  conflict  conflict  conflict  already   conflict
+publish fail              conflict  conflict  already   conflict  conflict  conflict  already   conflict  already
+publish cancel            cancelled cancelled cancelled cancelled cancelled cancelled already   cancelled already
+publish expire reap       lost      lost      lost      lost      lost      lost      already   lost      already
+publish fail B B-publish  conflict  conflict  already   conflict  conflict  conflict  conflict  conflict  conflict
 # done by me
-complete                    already    already    conflict   conflict   conflict   conflict   conflict   already    conflict
+complete                  already   already   conflict  conflict  conflict  conflict  conflict  already   conflict
 # history: me failed
-fail                        conflict   conflict   already    conflict   conflict   conflict   conflict   conflict   conflict
-once fail                   conflict   conflict   already    conflict   conflict   conflict   conflict   conflict   conflict
-fail B                      conflict   conflict   already    conflict   conflict   conflict   conflict   conflict   conflict
-fail B B-complete           conflict   conflict   already    conflict   conflict   conflict   conflict   conflict   conflict
-once fail redrive B         conflict   conflict   already    conflict   conflict   conflict   conflict   conflict   conflict
+fail                      conflict  conflict  already   conflict  conflict  conflict  conflict  conflict  conflict
+once fail                 conflict  conflict  already   conflict  conflict  conflict  conflict  conflict  conflict
+fail B                    conflict  conflict  already   conflict  conflict  conflict  conflict  conflict  conflict
+fail B B-complete         conflict  conflict  already   conflict  conflict  conflict  conflict  conflict  conflict
+once fail redrive B       conflict  conflict  already   conflict  conflict  conflict  conflict  conflict  conflict
 # history: me failed permanently
-refuse                      conflict   conflict   conflict   already    conflict   conflict   conflict   conflict   conflict
-refuse redrive B            conflict   conflict   conflict   already    conflict   conflict   conflict   conflict   conflict
+refuse                    conflict  conflict  conflict  already   conflict  conflict  conflict  conflict  conflict
+refuse redrive B          conflict  conflict  conflict  already   conflict  conflict  conflict  conflict  conflict
 # history: me released
-release                     conflict   conflict   conflict   conflict   already    conflict   conflict   conflict   conflict
-release B                   conflict   conflict   conflict   conflict   already    conflict   conflict   conflict   conflict
-release B B-complete        conflict   conflict   conflict   conflict   already    conflict   conflict   conflict   conflict
-release cancel              conflict   conflict   conflict   conflict   already    conflict   conflict   conflict   conflict
+release                   conflict  conflict  conflict  conflict  already   conflict  conflict  conflict  conflict
+release B                 conflict  conflict  conflict  conflict  already   conflict  conflict  conflict  conflict
+release B B-complete      conflict  conflict  conflict  conflict  already   conflict  conflict  conflict  conflict
+release cancel            conflict  conflict  conflict  conflict  already   conflict  conflict  conflict  conflict
 # history: me cancelled; or me lost and the row cancelled at my epoch
-cancel                      cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  cancelled
-expire cancel               cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  cancelled
-expire reap cancel          cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  cancelled
-cancel redrive B            cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  cancelled
+cancel                    cancelled cancelled cancelled cancelled cancelled cancelled cancelled cancelled cancelled
+expire cancel             cancelled cancelled cancelled cancelled cancelled cancelled cancelled cancelled cancelled
+expire reap cancel        cancelled cancelled cancelled cancelled cancelled cancelled cancelled cancelled cancelled
+cancel redrive B          cancelled cancelled cancelled cancelled cancelled cancelled cancelled cancelled cancelled
 # history: me lost
-expire reap                 lost       lost       lost       lost       lost       lost       lost       lost       lost
-once expire reap            lost       lost       lost       lost       lost       lost       lost       lost       lost
-expire adopt                lost       lost       lost       lost       lost       lost       lost       lost       lost
-expire reap B               lost       lost       lost       lost       lost       lost       lost       lost       lost
-expire reap B cancel        lost       lost       lost       lost       lost       lost       lost       lost       lost
-expire reap B B-complete    lost       lost       lost       lost       lost       lost       lost       lost       lost
+expire reap               lost      lost      lost      lost      lost      lost      lost      lost      lost
+once expire reap          lost      lost      lost      lost      lost      lost      lost      lost      lost
+expire adopt              lost      lost      lost      lost      lost      lost      lost      lost      lost
+expire reap B             lost      lost      lost      lost      lost      lost      lost      lost      lost
+expire reap B cancel      lost      lost      lost      lost      lost      lost      lost      lost      lost
+expire reap B B-complete  lost      lost      lost      lost      lost      lost      lost      lost      lost
 # a database that was set back: the row's epoch is below mine
-rewind                      lost       lost       lost       lost       lost       lost       lost       lost       lost
+rewind                    lost      lost      lost      lost      lost      lost      lost      lost      lost
 # anything else: a later epoch, another owner of my epoch, my end trimmed away
-expire reap B trim          lost       lost       lost       lost       lost       lost       lost       lost       lost
-fail trim                   lost       lost       lost       lost       lost       lost       lost       lost       lost
-release B trim              lost       lost       lost       lost       lost       lost       lost       lost       lost
-cancel trim                 lost       lost       lost       lost       lost       lost       lost       lost       lost
-usurp                       lost       lost       lost       lost       lost       lost       lost       lost       lost
-usurp B-complete            lost       lost       lost       lost       lost       lost       lost       lost       lost
+expire reap B trim        lost      lost      lost      lost      lost      lost      lost      lost      lost
+fail trim                 lost      lost      lost      lost      lost      lost      lost      lost      lost
+release B trim            lost      lost      lost      lost      lost      lost      lost      lost      lost
+cancel trim               lost      lost      lost      lost      lost      lost      lost      lost      lost
+usurp                     lost      lost      lost      lost      lost      lost      lost      lost      lost
+usurp B-complete          lost      lost      lost      lost      lost      lost      lost      lost      lost
 """
-WORDS = dict(applied=Outcome.APPLIED, already=Outcome.ALREADY_APPLIED, expired=Outcome.LEASE_EXPIRED, lost=Outcome.LOST,
-             cancelled=Outcome.CANCELLED, conflict=Outcome.CONFLICT, unknown=Outcome.UNKNOWN_JOB, held=Outcome.HELD)
+WORDS = {
+    "applied": Outcome.APPLIED,
+    "already": Outcome.ALREADY_APPLIED,
+    "expired": Outcome.LEASE_EXPIRED,
+    "lost": Outcome.LOST,
+    "cancelled": Outcome.CANCELLED,
+    "conflict": Outcome.CONFLICT,
+    "unknown": Outcome.UNKNOWN_JOB,
+    "held": Outcome.HELD,
+}
 VERBS = {
     "complete": lambda queue, lease: queue.complete(lease),
     "strict": lambda queue, lease: queue.complete(lease, strict=True),
@@ -85,11 +94,12 @@ VERBS = {
     "heartbeat_many": lambda queue, lease: queue.heartbeat_many([lease], lease_seconds=10)[0],
 }
 
+
 def lines():
     """The table as (steps, {verb: Outcome}), one pair a line."""
     head, *rows = [line for line in TABLE.strip().splitlines() if not line.startswith("#")]
-    verbs = head[28:].split()
-    return [(row[:28].strip(), dict(zip(verbs, map(WORDS.get, row[28:].split()), strict=True))) for row in rows]
+    verbs = head[26:].split()
+    return [(row[:26].strip(), dict(zip(verbs, map(WORDS.get, row[26:].split()), strict=True))) for row in rows]
 
 
 def is_finished(steps):
@@ -218,7 +228,12 @@ def test_complete_many_and_heartbeat_many_answer_like_the_single_verbs(tell, vir
 def test_the_many_verbs_answer_in_the_order_of_their_leases(tell, virtual_queue):
     leases = [tell(steps, steps).mine for steps in ("cancel", "complete", "claim", "fail", "usurp")]
     assert [outcome.name for outcome in virtual_queue.complete_many(leases)] == [
-        "CANCELLED", "ALREADY_APPLIED", "APPLIED", "CONFLICT", "LOST"]
+        "CANCELLED",
+        "ALREADY_APPLIED",
+        "APPLIED",
+        "CONFLICT",
+        "LOST",
+    ]
 
 
 def test_the_same_lease_twice_in_one_batch_gets_two_answers(tell, virtual_queue):
@@ -229,12 +244,18 @@ def test_the_same_lease_twice_in_one_batch_gets_two_answers(tell, virtual_queue)
 def test_a_stranger_with_my_epoch_in_my_batch_is_not_told_applied(tell, virtual_queue):
     mine = tell("claim", "batch").mine
     leases = [mine, replace(mine, owner="B")]
-    assert [virtual_queue.heartbeat_many(leases), virtual_queue.complete_many(leases)] == [[Outcome.APPLIED, Outcome.LOST]] * 2
+    assert [virtual_queue.heartbeat_many(leases), virtual_queue.complete_many(leases)] == [
+        [Outcome.APPLIED, Outcome.LOST]
+    ] * 2
 
 
 def test_two_epochs_of_one_job_in_one_batch_get_their_own_answers(tell, virtual_queue):
     story = tell("fail B", "epochs")
-    assert virtual_queue.complete_many([story.mine, story.other, story.mine]) == [Outcome.CONFLICT, Outcome.APPLIED, Outcome.CONFLICT]
+    assert virtual_queue.complete_many([story.mine, story.other, story.mine]) == [
+        Outcome.CONFLICT,
+        Outcome.APPLIED,
+        Outcome.CONFLICT,
+    ]
 
 
 def test_the_many_verbs_take_an_empty_list(virtual_queue):
@@ -249,8 +270,9 @@ def test_a_job_that_never_was_is_unknown_to_every_verb(tell, virtual_queue):
 def test_another_epoch_under_my_own_name_is_lost(tell, virtual_queue):
     story = tell("expire", "own name")
     virtual_queue.adopt(story.id, "A")
-    assert {verb: VERBS[verb](virtual_queue, story.mine) for verb in ("complete", "heartbeat", "publish", "reconcile")} == {
-        verb: Outcome.LOST for verb in ("complete", "heartbeat", "publish", "reconcile")}
+    assert {
+        verb: VERBS[verb](virtual_queue, story.mine) for verb in ("complete", "heartbeat", "publish", "reconcile")
+    } == dict.fromkeys(("complete", "heartbeat", "publish", "reconcile"), Outcome.LOST)
 
 
 SWALLOW = """
@@ -269,7 +291,9 @@ def swallowing(virtual_conn):
 
 
 @pytest.mark.parametrize("verb", ["complete", "strict", "fail", "refuse", "release", "heartbeat", "publish"])
-def test_an_update_that_never_lands_is_sent_again_twice_at_most_and_then_raises(tell, virtual_conn, virtual_queue, swallowing, verb):
+def test_an_update_that_never_lands_is_sent_again_twice_at_most_and_then_raises(
+    tell, virtual_conn, virtual_queue, swallowing, verb
+):
     lease = tell("claim", verb).mine
     swallowing()
     with pytest.raises(InfrastructureError):
@@ -277,8 +301,18 @@ def test_an_update_that_never_lands_is_sent_again_twice_at_most_and_then_raises(
     assert virtual_conn.execute("select last_value from public.tries").fetchone()[0] in (2, 3)
 
 
-SPEAKING = ["complete", "strict", "fail", "refuse", "release", "heartbeat", "publish", "reconcile", "complete_many",
-            "heartbeat_many"]
+SPEAKING = [
+    "complete",
+    "strict",
+    "fail",
+    "refuse",
+    "release",
+    "heartbeat",
+    "publish",
+    "reconcile",
+    "complete_many",
+    "heartbeat_many",
+]
 
 
 @pytest.mark.parametrize("verb", SPEAKING)

@@ -1,4 +1,5 @@
 """Two sessions in every order on a real server, with real lock waits seen in pg_blocking_pids; nothing here sleeps."""
+
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -6,8 +7,8 @@ from dataclasses import replace
 
 import psycopg
 import pytest
-
 from emptied import emptied
+
 from helpers import Session, wait_until
 from jobqueue import Backoff, Empty, InfrastructureError, JobQueueError, Outcome, Queue
 from jobqueue.lab import database
@@ -17,7 +18,8 @@ DIGEST, OTHER = "ab" * 32, "cd" * 32
 AT_ONCE = Backoff(shape="constant", base_seconds=0, jitter="none")
 
 
-# ---- helpers ---------------------------------------------------------------------------------------------------------
+# ---- helpers -------------------------------------------------------------------------------------------------------
+
 
 @pytest.fixture(scope="module")
 def shared(server, template):
@@ -51,8 +53,10 @@ def claim(queue, count=1, owner="A", lease_seconds=30):
 
 def end_lease(conn, *leases):
     """As if the time of these leases had passed."""
-    conn.execute("update jobqueue.job set locked_until = jobqueue.now() - interval '1 second' where id = any (%s)",
-                 ([lease.id for lease in leases],))
+    conn.execute(
+        "update jobqueue.job set locked_until = jobqueue.now() - interval '1 second' where id = any (%s)",
+        ([lease.id for lease in leases],),
+    )
 
 
 def expired_claim(queue, conn, count=1):
@@ -62,7 +66,9 @@ def expired_claim(queue, conn, count=1):
 
 
 def status(conn, job_id):
-    found = conn.execute("""select status, epoch, attempts, lease_losses from jobqueue.job where id = %s""", (job_id,)).fetchone()
+    found = conn.execute(
+        """select status, epoch, attempts, lease_losses from jobqueue.job where id = %s""", (job_id,)
+    ).fetchone()
     return found and found[0]
 
 
@@ -98,7 +104,7 @@ create constraint trigger gate after update on jobqueue.job deferrable initially
 
 @contextmanager
 def gate(conn, dsn):
-    """While open, every claim and adoption stands just before its COMMIT: with its row locked, not yet seen by others."""
+    """While open, every claim and adoption stands just before its COMMIT: its row locked, not yet seen by others."""
     conn.execute(GATE)
     with psycopg.connect(dsn, autocommit=True) as keeper:
         keeper.execute("select pg_advisory_lock(42)")
@@ -106,7 +112,7 @@ def gate(conn, dsn):
     conn.execute("drop trigger gate on jobqueue.job")
 
 
-# ---- the reaper against complete, heartbeat, cancel, archive ----------------------------------------------------------
+# ---- the reaper against complete, heartbeat, cancel, archive -------------------------------------------------------
 
 VERBS = {
     "complete": lambda lease: lambda queue: queue.complete(lease),
@@ -148,8 +154,12 @@ def test_a_verb_that_waited_for_a_reaper_that_rolled_back_is_applied(conn, queue
     assert (waited, outcome, status(conn, lease.id)) == (True, Outcome.APPLIED, AFTER[verb])
 
 
-@pytest.mark.parametrize("reaper_ends, before", [(holding, "ready"), (doomed, "running")], ids=["commits", "rolls back"])
-def test_a_cancellation_that_waited_for_the_reaper_tells_the_status_it_really_met(conn, queue, a, b, reaper_ends, before):
+@pytest.mark.parametrize(
+    "reaper_ends, before", [(holding, "ready"), (doomed, "running")], ids=["commits", "rolls back"]
+)
+def test_a_cancellation_that_waited_for_the_reaper_tells_the_status_it_really_met(
+    conn, queue, a, b, reaper_ends, before
+):
     lease = expired_claim(queue, conn)
     waited, answer = answer_after(reaper_ends(a, lambda queue: queue.reap()), b, VERBS["cancel"](lease))
     assert (waited, answer.before, answer.after, status(conn, lease.id)) == (True, before, "cancelled", "cancelled")
@@ -176,13 +186,17 @@ def test_three_reapers_at_once_take_every_lease_once(dsn, conn, queue):
     def reaper(_):
         with psycopg.connect(dsn, autocommit=True) as own:
             return [reaped.id for _ in range(10) for reaped in Queue(own).reap(limit=10)]
+
     with ThreadPoolExecutor(3) as pool:
         reaped = sorted(sum(pool.map(reaper, range(3)), []))
-    counted = conn.execute("select sum(lease_losses), max(epoch), sum(attempts), (select sum(n) from jobqueue.incident) from jobqueue.job")
+    counted = conn.execute(
+        "select sum(lease_losses), max(epoch), sum(attempts), (select sum(n) from jobqueue.incident) from jobqueue.job"
+    )
     assert (reaped, counted.fetchone()) == ([lease.id for lease in leases], (50, 1, 50, 50))
 
 
-# ---- adoption --------------------------------------------------------------------------------------------------------
+# ---- adoption ------------------------------------------------------------------------------------------------------
+
 
 def test_a_completion_that_waited_for_an_adoption_is_lost(dsn, conn, queue, a, b):
     lease = expired_claim(queue, conn)
@@ -217,7 +231,8 @@ def test_an_adoption_that_waited_for_the_reaper_is_refused(conn, queue, a, b):
     assert (waited, adopted) == (True, None)
 
 
-# ---- claim, cancel, complete -----------------------------------------------------------------------------------------
+# ---- claim, cancel, complete ---------------------------------------------------------------------------------------
+
 
 def test_a_claim_passes_over_a_job_that_is_being_cancelled_and_says_locked(queue, a, b):
     job = queue.enqueue("mail").id
@@ -241,7 +256,11 @@ def test_a_cancellation_that_waited_for_a_claim_says_running_and_cuts_the_new_ow
         b.run(lambda queue: queue.cancel(job))
         assert b.is_blocked()
     [lease], answer = a.result(), b.result()
-    assert (answer.before, queue.complete(lease), queue.heartbeat(lease)) == ("running", Outcome.CANCELLED, Outcome.CANCELLED)
+    assert (answer.before, queue.complete(lease), queue.heartbeat(lease)) == (
+        "running",
+        Outcome.CANCELLED,
+        Outcome.CANCELLED,
+    )
 
 
 def test_a_second_claim_passes_over_a_job_whose_claim_is_not_committed_yet(dsn, conn, queue, a, b):
@@ -253,14 +272,19 @@ def test_a_second_claim_passes_over_a_job_whose_claim_is_not_committed_yet(dsn, 
     assert (len(a.result()), len(other), other.empty) == (1, 0, Empty.LOCKED)
 
 
-@pytest.mark.parametrize("canceller_ends, expected", [(holding, Outcome.CANCELLED), (doomed, Outcome.APPLIED)], ids=["commits", "rolls back"])
+@pytest.mark.parametrize(
+    "canceller_ends, expected", [(holding, Outcome.CANCELLED), (doomed, Outcome.APPLIED)], ids=["commits", "rolls back"]
+)
 def test_a_completion_that_waited_for_a_cancellation(queue, a, b, canceller_ends, expected):
     lease = claim(queue)
     assert answer_after(canceller_ends(a, VERBS["cancel"](lease)), b, VERBS["complete"](lease)) == (True, expected)
 
 
-@pytest.mark.parametrize("worker_ends, before, after", [(holding, "done", "done"), (doomed, "running", "cancelled")],
-                         ids=["commits", "rolls back"])
+@pytest.mark.parametrize(
+    "worker_ends, before, after",
+    [(holding, "done", "done"), (doomed, "running", "cancelled")],
+    ids=["commits", "rolls back"],
+)
 def test_a_cancellation_that_waited_for_a_completion(queue, a, b, worker_ends, before, after):
     lease = claim(queue)
     waited, answer = answer_after(worker_ends(a, VERBS["complete"](lease)), b, VERBS["cancel"](lease))
@@ -283,7 +307,9 @@ def test_a_cancellation_that_waited_for_a_failure_cancels_the_job_that_is_ready_
 def test_a_redrive_that_waited_for_another_redrive_finds_nothing_left_to_do(conn, queue, a, b):
     lease = claim(queue)
     queue.fail(lease, "never", permanent=True)
-    waited, redriven = answer_after(holding(a, lambda queue: queue.redrive([lease.id])), b, lambda queue: queue.redrive([lease.id]))
+    waited, redriven = answer_after(
+        holding(a, lambda queue: queue.redrive([lease.id])), b, lambda queue: queue.redrive([lease.id])
+    )
     assert (waited, redriven, status(conn, lease.id)) == (True, [], "ready")
 
 
@@ -305,14 +331,16 @@ def test_cancel_type_and_a_completion_of_one_of_its_jobs_do_not_lose_each_other(
     assert (status(conn, done.id), status(conn, other.id)) == ("done", "cancelled")
 
 
-# ---- publish and strict complete behind a holder ---------------------------------------------------------------------
+# ---- publish and strict complete behind a holder -------------------------------------------------------------------
 
-STRICT = {"publish": lambda lease: lambda queue: queue.publish(lease, "report.csv", DIGEST),
-          "strict complete": lambda lease: lambda queue: queue.complete(lease, strict=True)}
+STRICT = {
+    "publish": lambda lease: lambda queue: queue.publish(lease, "report.csv", DIGEST),
+    "strict complete": lambda lease: lambda queue: queue.complete(lease, strict=True),
+}
 
 
 def hold_past_the_end(conn, session, lease, waiting, act, *, commit, before=None):
-    """`waiting` runs `act` behind a lock of `session` that outlasts the lease; the holder then commits or rolls back."""
+    """`waiting` runs `act` behind a lock of `session` that outlasts the lease; the holder then commits or not."""
     with session.conn.transaction(force_rollback=not commit):
         session.conn.execute("select from jobqueue.job where id = %s for update", (lease.id,))
         if before:
@@ -331,7 +359,9 @@ def test_a_strict_verb_that_waited_past_the_end_of_its_lease_is_refused(conn, qu
 
 
 @pytest.mark.parametrize("verb", STRICT)
-@pytest.mark.parametrize("commit, expected", [(True, Outcome.APPLIED), (False, Outcome.LEASE_EXPIRED)], ids=["commits", "rolls back"])
+@pytest.mark.parametrize(
+    "commit, expected", [(True, Outcome.APPLIED), (False, Outcome.LEASE_EXPIRED)], ids=["commits", "rolls back"]
+)
 def test_a_strict_verb_that_waited_behind_a_renewal(conn, queue, a, b, verb, commit, expected):
     lease = claim(queue, lease_seconds=0.3)
     renew = VERBS["heartbeat"](lease)
@@ -360,7 +390,10 @@ def test_two_publications_of_one_epoch_at_once_leave_the_first(conn, queue, a, b
     lease = claim(queue)
     first = holding(a, lambda queue: queue.publish(lease, "report.csv", OTHER))
     answer = answer_after(first, b, STRICT["publish"](lease))
-    assert (answer, conn.execute("select published_digest from jobqueue.job").fetchone()) == ((True, Outcome.CONFLICT), (OTHER,))
+    assert (answer, conn.execute("select published_digest from jobqueue.job").fetchone()) == (
+        (True, Outcome.CONFLICT),
+        (OTHER,),
+    )
 
 
 def test_a_renewal_that_waited_never_shortens_the_lease(conn, queue, a, b):
@@ -368,10 +401,14 @@ def test_a_renewal_that_waited_never_shortens_the_lease(conn, queue, a, b):
     with holding(a, lambda queue: a.conn.execute("select from jobqueue.job for update")):
         b.run(lambda queue: queue.heartbeat(lease, lease_seconds=1))
         assert b.is_blocked()
-    assert (b.result(), conn.execute("select locked_until from jobqueue.job").fetchone()) == (Outcome.APPLIED, (lease.locked_until,))
+    assert (b.result(), conn.execute("select locked_until from jobqueue.job").fetchone()) == (
+        Outcome.APPLIED,
+        (lease.locked_until,),
+    )
 
 
-# ---- one row held by an open transaction starves nobody -----------------------------------------------------------------
+# ---- one row held by an open transaction starves nobody ------------------------------------------------------------
+
 
 @contextmanager
 def never_waiting(session):
@@ -382,11 +419,15 @@ def never_waiting(session):
 
 
 def held_row(session, lease):
-    return holding(session, lambda queue: session.conn.execute("select from jobqueue.job where id = %s for update", (lease.id,)))
+    return holding(
+        session, lambda queue: session.conn.execute("select from jobqueue.job where id = %s for update", (lease.id,))
+    )
 
 
-MANY = {"heartbeat_many": lambda queue, leases: queue.heartbeat_many(leases, lease_seconds=60),
-        "complete_many": lambda queue, leases: queue.complete_many(leases)}
+MANY = {
+    "heartbeat_many": lambda queue, leases: queue.heartbeat_many(leases, lease_seconds=60),
+    "complete_many": lambda queue, leases: queue.complete_many(leases),
+}
 
 
 @pytest.mark.parametrize("verb", MANY)
@@ -394,7 +435,10 @@ def test_one_held_row_starves_no_other_lease_of_the_batch(queue, a, b, verb):
     leases = claim(queue, 3)
     with held_row(a, leases[1]), never_waiting(b) as own:
         during = MANY[verb](own, leases)
-    assert (during, MANY[verb](queue, leases[1:2])) == ([Outcome.APPLIED, Outcome.HELD, Outcome.APPLIED], [Outcome.APPLIED])
+    assert (during, MANY[verb](queue, leases[1:2])) == (
+        [Outcome.APPLIED, Outcome.HELD, Outcome.APPLIED],
+        [Outcome.APPLIED],
+    )
 
 
 @pytest.mark.parametrize("verb", MANY)
@@ -456,7 +500,8 @@ def test_a_producers_open_transaction_keeps_no_worker_from_listening_or_leaving(
         assert b.conn.execute(wait_free, listener).rowcount in (0, 1)
 
 
-# ---- enqueue and the archive -----------------------------------------------------------------------------------------
+# ---- enqueue and the archive ---------------------------------------------------------------------------------------
+
 
 def done_job(queue, key):
     first = queue.enqueue("mail", key=key)
@@ -471,7 +516,9 @@ def test_a_key_is_known_while_its_row_is_being_archived(queue, a, b, archiver_en
         during = own.enqueue("mail", key="k")
     after = b.queue.enqueue("mail", key="k")
     assert ([(answer.id, answer.created) for answer in (during, after)], queue.archive(older_than_seconds=0)) == (
-        [(job, False)] * 2, moved)
+        [(job, False)] * 2,
+        moved,
+    )
 
 
 def test_the_archiver_is_not_held_up_by_an_open_enqueue_of_the_same_key(queue, a, b):
@@ -504,12 +551,17 @@ def test_two_archivers_at_once_lose_and_double_nothing(dsn, conn, queue):
     def archiver(_):
         with psycopg.connect(dsn, autocommit=True) as own:
             return sum(iter(lambda: Queue(own).archive(older_than_seconds=0, limit=7), 0))
+
     with ThreadPoolExecutor(2) as pool:
         moved = sum(pool.map(archiver, range(2)))
-    assert (moved, conn.execute("select count(*), count(distinct id) from jobqueue.job_archive").fetchone()) == (200, (200, 200))
+    assert (moved, conn.execute("select count(*), count(distinct id) from jobqueue.job_archive").fetchone()) == (
+        200,
+        (200, 200),
+    )
 
 
-# ---- what the database refuses is infrastructure, never an outcome -----------------------------------------------------
+# ---- what the database refuses is infrastructure, never an outcome -------------------------------------------------
+
 
 def test_a_completion_in_a_repeatable_read_transaction_behind_a_renewal_raises(queue, a):
     lease = claim(queue)
@@ -546,6 +598,7 @@ def test_a_deadlock_raises_for_one_and_the_other_is_applied(queue, a, b):
             session.queue.complete(one)
             barrier.wait(10)
             return session.queue.complete(other)
+
     barrier = threading.Barrier(2)
     a.run(lambda queue: both(a, first, second, barrier))
     b.run(lambda queue: both(b, second, first, barrier))
@@ -560,8 +613,11 @@ def result_or_error(session):
         return type(error)
 
 
-@pytest.mark.parametrize("act", [lambda queue: queue.enqueue("mail"), lambda queue: queue.claim("A"), lambda queue: queue.reap()],
-                         ids=["enqueue", "claim", "reap"])
+@pytest.mark.parametrize(
+    "act",
+    [lambda queue: queue.enqueue("mail"), lambda queue: queue.claim("A"), lambda queue: queue.reap()],
+    ids=["enqueue", "claim", "reap"],
+)
 def test_a_read_only_database_raises(queue, a, act):
     queue.enqueue("mail")
     a.conn.execute("set default_transaction_read_only = on")

@@ -1,26 +1,31 @@
-"""Each verb of DESIGN §3: from → to, its fence, its counters, its history; on virtual time, so every instant is exact."""
+"""Each verb of DESIGN §3: from → to, its fence, its counters, its history; on virtual time, every instant exact."""
+
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 
 import psycopg
 import pytest
+from emptied import emptied
 from psycopg.rows import dict_row
 
-from emptied import emptied
 from jobqueue import Backoff, Empty, JobQueueError, Lease, Outcome, Queue
 from jobqueue.errors import InvalidInput
 from jobqueue.lab import database
 
-COLUMNS = """id type payload idempotency_key status run_at attempts max_attempts locked_by locked_until last_error created_at
-    epoch started_at finished_at finished_epoch finished_by lease_losses releases schedule_id slot published_name
-    published_digest published_epoch published_by history_trimmed history""".split()
+COLUMNS = [
+    "id", "type", "payload", "idempotency_key", "status", "run_at", "attempts", "max_attempts", "locked_by",
+    "locked_until", "last_error", "created_at", "epoch", "started_at", "finished_at", "finished_epoch", "finished_by",
+    "lease_losses", "releases", "schedule_id", "slot", "published_name", "published_digest", "published_epoch",
+    "published_by", "history_trimmed", "history",
+]  # fmt: skip
 DIGEST = "ab" * 32
 SEVEN = Backoff(shape="constant", base_seconds=7, jitter="none")
 DOUBLING = Backoff(shape="exponential", base_seconds=1, factor=2, jitter="none")
 EVERY_END = ("done", "failed", "dead", "cancelled")
 
 
-# ---- helpers ---------------------------------------------------------------------------------------------------------
+# ---- helpers -------------------------------------------------------------------------------------------------------
+
 
 def row(conn, job_id, table="job"):
     """The contract's columns of one row; history as (event, owner, epoch, error)."""
@@ -75,6 +80,7 @@ def mail(virtual_conn, virtual_queue, clock):
         before = row(virtual_conn, job)
         act()
         return changed(before, row(virtual_conn, job), but=but)
+
     return SimpleNamespace(id=job, lease=lease, change=change, row=lambda: row(virtual_conn, job), T=clock.now)
 
 
@@ -82,21 +88,37 @@ def seconds(number):
     return timedelta(seconds=number)
 
 
-# ---- enqueue ---------------------------------------------------------------------------------------------------------
+# ---- enqueue -------------------------------------------------------------------------------------------------------
+
 
 def test_an_enqueued_job_is_ready_due_now_and_unstarted(virtual_conn, virtual_queue, clock):
     enqueued = virtual_queue.enqueue("mail", {"to": "ada"}, key="k", max_attempts=7)
     assert row(virtual_conn, enqueued.id) == {
-        **dict.fromkeys(COLUMNS), "id": enqueued.id, "type": "mail", "payload": {"to": "ada"}, "idempotency_key": "k",
-        "status": "ready", "run_at": clock.now, "created_at": clock.now, "attempts": 0, "max_attempts": 7, "epoch": 0,
-        "lease_losses": 0, "releases": 0, "history": [], "history_trimmed": 0}
+        **dict.fromkeys(COLUMNS),
+        "id": enqueued.id,
+        "type": "mail",
+        "payload": {"to": "ada"},
+        "idempotency_key": "k",
+        "status": "ready",
+        "run_at": clock.now,
+        "created_at": clock.now,
+        "attempts": 0,
+        "max_attempts": 7,
+        "epoch": 0,
+        "lease_losses": 0,
+        "releases": 0,
+        "history": [],
+        "history_trimmed": 0,
+    }
 
 
 def test_a_delay_and_a_run_at_move_run_at_only(virtual_conn, virtual_queue, clock):
     delayed = virtual_queue.enqueue("mail", delay_seconds=90).id
     planned = virtual_queue.enqueue("mail", run_at=clock.now + seconds(45)).id
     assert [(row(virtual_conn, job)["run_at"], row(virtual_conn, job)["created_at"]) for job in (delayed, planned)] == [
-        (clock.now + seconds(90), clock.now), (clock.now + seconds(45), clock.now)]
+        (clock.now + seconds(90), clock.now),
+        (clock.now + seconds(45), clock.now),
+    ]
 
 
 def test_no_payload_is_json_null_and_comes_back_as_none(virtual_conn, virtual_queue):
@@ -109,25 +131,41 @@ def test_a_batch_is_answered_in_input_order_with_its_own_instants(virtual_conn, 
     jobs = virtual_queue.enqueue_many([{"type": "b", "run_at": clock.now + seconds(5)}, {"type": "a", "payload": [1]}])
     stored = [row(virtual_conn, job.id) for job in jobs]
     assert [(job["type"], job["payload"], job["run_at"] - clock.now) for job in stored] == [
-        ("b", None, seconds(5)), ("a", [1], seconds(0))]
+        ("b", None, seconds(5)),
+        ("a", [1], seconds(0)),
+    ]
 
 
-# ---- claim -----------------------------------------------------------------------------------------------------------
+# ---- claim ---------------------------------------------------------------------------------------------------------
+
 
 def test_a_claim_leases_the_job_to_one_owner_and_counts_the_attempt(virtual_conn, virtual_queue, clock):
     before = row(virtual_conn, virtual_queue.enqueue("mail").id)
     clock.advance(3)
     claim_one(virtual_queue)
     assert changed(before, row(virtual_conn, before["id"])) == {
-        "status": "running", "epoch": 1, "attempts": 1, "locked_by": "A", "started_at": clock.now,
-        "locked_until": clock.now + seconds(10)}
+        "status": "running",
+        "epoch": 1,
+        "attempts": 1,
+        "locked_by": "A",
+        "started_at": clock.now,
+        "locked_until": clock.now + seconds(10),
+    }
 
 
 def test_a_lease_tells_everything_the_handler_needs(virtual_queue, clock):
     job = virtual_queue.enqueue("mail", {"to": "ada"}).id
     assert claim_one(virtual_queue) == Lease(
-        id=job, type="mail", payload={"to": "ada"}, owner="A", epoch=1, attempt=1, releases=0,
-        locked_until=clock.now + seconds(10), slot=None)
+        id=job,
+        type="mail",
+        payload={"to": "ada"},
+        owner="A",
+        epoch=1,
+        attempt=1,
+        releases=0,
+        locked_until=clock.now + seconds(10),
+        slot=None,
+    )
 
 
 def test_the_second_claim_of_a_job_has_the_next_epoch_and_attempt(virtual_queue):
@@ -203,7 +241,12 @@ def test_a_paused_type_is_not_claimed_until_it_is_resumed(virtual_queue):
 
 
 def test_pausing_and_resuming_twice_is_a_no_op(virtual_conn, virtual_queue):
-    for verb in (virtual_queue.pause_type, virtual_queue.pause_type, virtual_queue.resume_type, virtual_queue.resume_type):
+    for verb in (
+        virtual_queue.pause_type,
+        virtual_queue.pause_type,
+        virtual_queue.resume_type,
+        virtual_queue.resume_type,
+    ):
         verb("mail")
     assert virtual_conn.execute("select count(*) from jobqueue.paused_type").fetchone() == (0,)
 
@@ -221,8 +264,9 @@ def test_a_row_made_ready_by_hand_is_claimed(virtual_conn, virtual_queue, clock)
     assert claim_one(virtual_queue).id == job
 
 
-@pytest.mark.parametrize("verb", [lambda queue, job: queue.claim("B"), lambda queue, job: queue.adopt(job, "B")],
-                         ids=["claim", "adopt"])
+@pytest.mark.parametrize(
+    "verb", [lambda queue, job: queue.claim("B"), lambda queue, job: queue.adopt(job, "B")], ids=["claim", "adopt"]
+)
 def test_claim_and_adopt_refuse_inside_a_callers_transaction(mail, virtual_conn, virtual_queue, clock, verb):
     virtual_queue.enqueue("mail")
     clock.advance(10)
@@ -251,7 +295,7 @@ def test_a_claim_is_durable_where_synchronous_commit_is_off(conn, queue):
     queue.enqueue_many([{"type": "mail"}] * 20)
     conn.execute("set synchronous_commit = off")
     durable = [is_flushed_after(conn, lambda: queue.claim("A")) for _ in range(20)]
-    assert durable.count(True) >= 15, durable      # another backend may write between the two readings
+    assert durable.count(True) >= 15, durable  # another backend may write between the two readings
 
 
 def is_flushed_after(conn, act):
@@ -266,23 +310,44 @@ def test_a_claim_leaves_the_sessions_synchronous_commit_alone(conn, queue):
     assert conn.execute("show synchronous_commit").fetchone() == ("off",)
 
 
-# ---- adopt -----------------------------------------------------------------------------------------------------------
+# ---- adopt ---------------------------------------------------------------------------------------------------------
+
 
 def test_adopt_changes_nothing_at_nine_seconds_and_takes_over_at_ten(mail, virtual_queue, clock):
     clock.advance(9)
     at_nine = mail.change(lambda: virtual_queue.adopt(mail.id, "B", lease_seconds=10))
     clock.advance(1)
     at_ten = mail.change(lambda: virtual_queue.adopt(mail.id, "B", lease_seconds=10), but=["history"])
-    assert (at_nine, at_ten) == ({}, {"locked_by": "B", "epoch": 2, "attempts": 2, "lease_losses": 1,
-                                      "started_at": mail.T + seconds(10), "locked_until": mail.T + seconds(20)})
+    assert (at_nine, at_ten) == (
+        {},
+        {
+            "locked_by": "B",
+            "epoch": 2,
+            "attempts": 2,
+            "lease_losses": 1,
+            "started_at": mail.T + seconds(10),
+            "locked_until": mail.T + seconds(20),
+        },
+    )
 
 
 def test_adopt_answers_with_a_lease_or_none(mail, virtual_queue, clock):
     early = virtual_queue.adopt(mail.id, "B", lease_seconds=10)
     clock.advance(10)
-    assert (early, virtual_queue.adopt(mail.id, "B", lease_seconds=10)) == (None, Lease(
-        id=mail.id, type="mail", payload={"to": "ada"}, owner="B", epoch=2, attempt=2, releases=0,
-        locked_until=clock.now + seconds(10), slot=None))
+    assert (early, virtual_queue.adopt(mail.id, "B", lease_seconds=10)) == (
+        None,
+        Lease(
+            id=mail.id,
+            type="mail",
+            payload={"to": "ada"},
+            owner="B",
+            epoch=2,
+            attempt=2,
+            releases=0,
+            locked_until=clock.now + seconds(10),
+            slot=None,
+        ),
+    )
 
 
 def test_adopt_notes_whose_lease_was_lost_and_writes_an_incident(mail, virtual_conn, virtual_queue, clock):
@@ -308,22 +373,29 @@ def test_adopt_takes_only_running_rows(mail, virtual_queue, clock):
     assert (ready, virtual_queue.adopt(mail.id, "B"), virtual_queue.adopt(10**12, "B")) == (None, None, None)
 
 
-# ---- heartbeat -------------------------------------------------------------------------------------------------------
+# ---- heartbeat -----------------------------------------------------------------------------------------------------
+
 
 def test_a_heartbeat_moves_the_end_of_the_lease_and_nothing_else(mail, virtual_queue, clock):
     clock.advance(4)
     assert mail.change(lambda: virtual_queue.heartbeat(mail.lease, lease_seconds=10)) == {
-        "locked_until": mail.T + seconds(14)}
+        "locked_until": mail.T + seconds(14)
+    }
 
 
 def test_a_heartbeat_never_shortens_a_lease(mail, virtual_queue):
     assert mail.change(lambda: virtual_queue.heartbeat(mail.lease, lease_seconds=1)) == {}
 
 
+def test_heartbeat_many_never_shortens_a_lease(mail, virtual_queue):
+    assert mail.change(lambda: virtual_queue.heartbeat_many([mail.lease], lease_seconds=1)) == {}
+
+
 def test_a_heartbeat_is_accepted_after_expiry_while_nobody_took_over(mail, virtual_queue, clock):
     clock.advance(60)
     assert mail.change(lambda: virtual_queue.heartbeat(mail.lease, lease_seconds=10)) == {
-        "locked_until": mail.T + seconds(70)}
+        "locked_until": mail.T + seconds(70)
+    }
 
 
 def test_heartbeat_many_renews_every_lease_at_once(virtual_conn, virtual_queue, clock):
@@ -335,13 +407,19 @@ def test_heartbeat_many_renews_every_lease_at_once(virtual_conn, virtual_queue, 
     assert (outcomes, ends) == ([Outcome.APPLIED] * 3, [(clock.now + seconds(10),)])
 
 
-# ---- complete --------------------------------------------------------------------------------------------------------
+# ---- complete ------------------------------------------------------------------------------------------------------
+
 
 def test_complete_ends_the_job_and_names_who_did_it(mail, virtual_queue, clock):
     clock.advance(4)
     assert mail.change(lambda: virtual_queue.complete(mail.lease)) == {
-        "status": "done", "finished_at": clock.now, "finished_epoch": 1, "finished_by": "A", "locked_by": None,
-        "locked_until": None}
+        "status": "done",
+        "finished_at": clock.now,
+        "finished_epoch": 1,
+        "finished_by": "A",
+        "locked_by": None,
+        "locked_until": None,
+    }
 
 
 def test_complete_is_accepted_after_expiry_while_nobody_took_over(mail, virtual_queue, clock):
@@ -359,7 +437,9 @@ def test_strict_complete_is_accepted_just_before_expiry_and_refused_at_it(mail, 
 def test_complete_many_ends_every_job_at_once(virtual_conn, virtual_queue):
     virtual_queue.enqueue_many([{"type": "mail"}] * 3)
     outcomes = virtual_queue.complete_many(list(virtual_queue.claim("A", limit=3)))
-    rows = virtual_conn.execute("select distinct status, finished_by, finished_epoch, locked_by from jobqueue.job").fetchall()
+    rows = virtual_conn.execute(
+        "select distinct status, finished_by, finished_epoch, locked_by from jobqueue.job"
+    ).fetchall()
     assert (outcomes, rows) == ([Outcome.APPLIED] * 3, [("done", "A", 1, None)])
 
 
@@ -367,19 +447,36 @@ def test_a_stale_owner_changes_nothing_whatever_it_says(mail, virtual_queue, clo
     clock.advance(10)
     virtual_queue.adopt(mail.id, "B")
     stale = mail.lease
-    assert mail.change(lambda: [
-        virtual_queue.complete(stale), virtual_queue.fail(stale, "late"), virtual_queue.fail(stale, "late", permanent=True),
-        virtual_queue.release(stale, "late"), virtual_queue.heartbeat(stale), virtual_queue.publish(stale, "f", DIGEST),
-        virtual_queue.complete_many([stale]), virtual_queue.heartbeat_many([stale])]) == {}
+    assert (
+        mail.change(
+            lambda: [
+                virtual_queue.complete(stale),
+                virtual_queue.fail(stale, "late"),
+                virtual_queue.fail(stale, "late", permanent=True),
+                virtual_queue.release(stale, "late"),
+                virtual_queue.heartbeat(stale),
+                virtual_queue.publish(stale, "f", DIGEST),
+                virtual_queue.complete_many([stale]),
+                virtual_queue.heartbeat_many([stale]),
+            ]
+        )
+        == {}
+    )
 
 
-# ---- fail ------------------------------------------------------------------------------------------------------------
+# ---- fail ----------------------------------------------------------------------------------------------------------
+
 
 def test_a_failed_attempt_goes_back_to_ready_after_its_backoff(mail, virtual_queue, clock):
     clock.advance(4)
     assert mail.change(lambda: virtual_queue.fail(mail.lease, "boom", backoff=SEVEN)) == {
-        "status": "ready", "run_at": clock.now + seconds(7), "locked_by": None, "locked_until": None, "last_error": "boom",
-        "history": [("failed", "A", 1, "boom")]}
+        "status": "ready",
+        "run_at": clock.now + seconds(7),
+        "locked_by": None,
+        "locked_until": None,
+        "last_error": "boom",
+        "history": [("failed", "A", 1, "boom")],
+    }
 
 
 def test_backoff_grows_with_the_attempts(mail, virtual_queue, clock):
@@ -402,8 +499,9 @@ def test_the_last_allowed_failure_makes_the_job_dead(mail, virtual_queue, clock)
     virtual_queue.fail(mail.lease, "first", delay_seconds=0)
     virtual_queue.fail(claim_one(virtual_queue), "second", delay_seconds=0)
     last = claim_one(virtual_queue)
-    assert mail.change(lambda: virtual_queue.fail(last, "third"), but=["history", "run_at", "finished_epoch", "finished_by"]) == {
-        "status": "dead", "finished_at": clock.now, "locked_by": None, "locked_until": None, "last_error": "third"}
+    assert mail.change(
+        lambda: virtual_queue.fail(last, "third"), but=["history", "run_at", "finished_epoch", "finished_by"]
+    ) == {"status": "dead", "finished_at": clock.now, "locked_by": None, "locked_until": None, "last_error": "third"}
 
 
 def test_max_attempts_one_is_one_execution(virtual_conn, virtual_queue):
@@ -413,10 +511,16 @@ def test_max_attempts_one_is_one_execution(virtual_conn, virtual_queue):
 
 
 def test_a_permanent_failure_is_failed_with_attempts_left(mail, virtual_queue, clock):
-    assert mail.change(lambda: virtual_queue.fail(mail.lease, "never", permanent=True),
-                       but=["run_at", "finished_epoch", "finished_by"]) == {
-        "status": "failed", "finished_at": clock.now, "locked_by": None, "locked_until": None, "last_error": "never",
-        "history": [("failed_permanently", "A", 1, "never")]}
+    assert mail.change(
+        lambda: virtual_queue.fail(mail.lease, "never", permanent=True), but=["run_at", "finished_epoch", "finished_by"]
+    ) == {
+        "status": "failed",
+        "finished_at": clock.now,
+        "locked_by": None,
+        "locked_until": None,
+        "last_error": "never",
+        "history": [("failed_permanently", "A", 1, "never")],
+    }
 
 
 def test_a_permanent_failure_on_the_last_attempt_is_still_failed_by_decision(virtual_conn, virtual_queue):
@@ -431,18 +535,30 @@ def test_a_failure_sets_the_count_of_releases_in_a_row_to_zero(mail, virtual_que
     assert mail.row()["releases"] == 0
 
 
-# ---- release ---------------------------------------------------------------------------------------------------------
+# ---- release -------------------------------------------------------------------------------------------------------
+
 
 def test_a_release_gives_the_attempt_back_and_is_counted(mail, virtual_queue, clock):
     clock.advance(4)
     assert mail.change(lambda: virtual_queue.release(mail.lease, "no database", delay_seconds=30)) == {
-        "status": "ready", "attempts": 0, "releases": 1, "run_at": clock.now + seconds(30), "started_at": None,
-        "locked_by": None, "locked_until": None, "history": [("released", "A", 1, "no database")]}
+        "status": "ready",
+        "attempts": 0,
+        "releases": 1,
+        "run_at": clock.now + seconds(30),
+        "started_at": None,
+        "locked_by": None,
+        "locked_until": None,
+        "history": [("released", "A", 1, "no database")],
+    }
 
 
 def test_an_uncounted_release_leaves_the_count_of_releases(mail, virtual_queue):
     virtual_queue.release(mail.lease, "shutdown", counted=False)
-    assert {name: mail.row()[name] for name in ("attempts", "releases", "epoch")} == {"attempts": 0, "releases": 0, "epoch": 1}
+    assert {name: mail.row()[name] for name in ("attempts", "releases", "epoch")} == {
+        "attempts": 0,
+        "releases": 0,
+        "epoch": 1,
+    }
 
 
 def test_the_next_lease_tells_how_often_the_job_was_released(mail, virtual_queue):
@@ -463,15 +579,24 @@ def test_the_attempt_of_the_last_execution_can_be_given_back(virtual_conn, virtu
     assert (row(virtual_conn, job)["status"], claim_one(virtual_queue).attempt) == ("ready", 1)
 
 
-# ---- reap ------------------------------------------------------------------------------------------------------------
+# ---- reap ----------------------------------------------------------------------------------------------------------
+
 
 def test_reap_takes_nothing_at_nine_seconds_and_the_lease_at_ten(mail, virtual_queue, clock):
     clock.advance(9)
     at_nine = mail.change(lambda: virtual_queue.reap(backoff=SEVEN))
     clock.advance(1)
     at_ten = mail.change(lambda: virtual_queue.reap(backoff=SEVEN), but=["history", "last_error"])
-    assert (at_nine, at_ten) == ({}, {"status": "ready", "lease_losses": 1, "run_at": clock.now + seconds(7),
-                                      "locked_by": None, "locked_until": None})
+    assert (at_nine, at_ten) == (
+        {},
+        {
+            "status": "ready",
+            "lease_losses": 1,
+            "run_at": clock.now + seconds(7),
+            "locked_by": None,
+            "locked_until": None,
+        },
+    )
 
 
 def test_reap_says_whose_lease_was_lost_and_what_became_of_the_job(mail, virtual_queue, clock):
@@ -494,7 +619,12 @@ def test_a_lost_last_attempt_is_dead_though_nobody_reported_it(virtual_conn, vir
     [reaped] = virtual_queue.reap()
     after = row(virtual_conn, job)
     assert (reaped.status, after["status"], after["attempts"], after["lease_losses"], after["finished_at"]) == (
-        "dead", "dead", 1, 1, clock.now)
+        "dead",
+        "dead",
+        1,
+        1,
+        clock.now,
+    )
 
 
 def test_reap_backs_off_by_the_attempts_used(mail, virtual_queue, clock):
@@ -511,7 +641,8 @@ def test_reap_draws_a_delay_of_its_own_for_every_row(virtual_conn, virtual_queue
     clock.advance(10)
     virtual_queue.reap()
     distinct, low, high = virtual_conn.execute(
-        "select count(distinct run_at), min(run_at), max(run_at) from jobqueue.job").fetchone()
+        "select count(distinct run_at), min(run_at), max(run_at) from jobqueue.job"
+    ).fetchone()
     assert (distinct > 40, low >= clock.now, high <= clock.now + seconds(1)) == (True, True, True)
 
 
@@ -534,20 +665,30 @@ def test_a_failure_told_after_the_reaper_is_lost_and_not_charged(mail, virtual_q
     clock.advance(10)
     virtual_queue.reap()
     assert (virtual_queue.fail(mail.lease, "late"), mail.row()["attempts"], mail.row()["last_error"]) == (
-        Outcome.LOST, 1, mail.row()["last_error"])
+        Outcome.LOST,
+        1,
+        mail.row()["last_error"],
+    )
 
 
-# ---- publish ---------------------------------------------------------------------------------------------------------
+# ---- publish -------------------------------------------------------------------------------------------------------
+
 
 def test_publish_names_the_candidate_and_who_wrote_it(mail, virtual_queue):
     assert mail.change(lambda: virtual_queue.publish(mail.lease, "report.csv", DIGEST)) == {
-        "published_name": "report.csv", "published_digest": DIGEST, "published_epoch": 1, "published_by": "A"}
+        "published_name": "report.csv",
+        "published_digest": DIGEST,
+        "published_epoch": 1,
+        "published_by": "A",
+    }
 
 
 def test_publish_is_refused_at_expiry_though_nobody_took_over(mail, virtual_queue, clock):
     clock.advance(10)
     assert (virtual_queue.publish(mail.lease, "report.csv", DIGEST), mail.row()["published_name"]) == (
-        Outcome.LEASE_EXPIRED, None)
+        Outcome.LEASE_EXPIRED,
+        None,
+    )
 
 
 def test_one_epoch_publishes_once(mail, virtual_queue):
@@ -560,24 +701,38 @@ def test_a_later_epoch_publishes_over_the_first(mail, virtual_queue):
     virtual_queue.fail(mail.lease, "boom", delay_seconds=0)
     second = claim_one(virtual_queue, "B")
     assert mail.change(lambda: virtual_queue.publish(second, "report.csv", "cd" * 32)) == {
-        "published_digest": "cd" * 32, "published_epoch": 2, "published_by": "B"}
+        "published_digest": "cd" * 32,
+        "published_epoch": 2,
+        "published_by": "B",
+    }
 
 
-# ---- cancel ----------------------------------------------------------------------------------------------------------
+# ---- cancel --------------------------------------------------------------------------------------------------------
+
 
 def test_cancelling_a_ready_job_ends_it_and_names_no_owner(virtual_conn, virtual_queue, clock):
     job = virtual_queue.enqueue("mail").id
     answer = virtual_queue.cancel(job)
     after = row(virtual_conn, job)
-    assert (answer.before, answer.after, after["status"], after["finished_at"], [entry[:2] for entry in after["history"]]) == (
-        "ready", "cancelled", "cancelled", clock.now, [("cancelled", None)])
+    assert (
+        answer.before,
+        answer.after,
+        after["status"],
+        after["finished_at"],
+        [entry[:2] for entry in after["history"]],
+    ) == ("ready", "cancelled", "cancelled", clock.now, [("cancelled", None)])
 
 
 def test_cancelling_a_running_job_ends_it_and_names_whose_epoch_was_cut(mail, virtual_queue, clock):
     answer = virtual_queue.cancel(mail.id)
     after = mail.row()
-    assert (answer.before, answer.after, after["status"], after["locked_by"], [entry[:3] for entry in after["history"]]) == (
-        "running", "cancelled", "cancelled", None, [("cancelled", "A", 1)])
+    assert (
+        answer.before,
+        answer.after,
+        after["status"],
+        after["locked_by"],
+        [entry[:3] for entry in after["history"]],
+    ) == ("running", "cancelled", "cancelled", None, [("cancelled", "A", 1)])
 
 
 def test_the_sentence_for_support_names_owner_and_epoch(mail, virtual_queue):
@@ -599,8 +754,12 @@ def test_cancelling_a_finished_job_changes_nothing(mail, virtual_queue, end):
 
 
 def finish(queue, lease, end):
-    return {"done": lambda: queue.complete(lease), "failed": lambda: queue.fail(lease, "never", permanent=True),
-            "dead": lambda: queue.fail(lease, "boom", delay_seconds=0), "cancelled": lambda: queue.cancel(lease.id)}[end]()
+    return {
+        "done": lambda: queue.complete(lease),
+        "failed": lambda: queue.fail(lease, "never", permanent=True),
+        "dead": lambda: queue.fail(lease, "boom", delay_seconds=0),
+        "cancelled": lambda: queue.cancel(lease.id),
+    }[end]()
 
 
 def test_cancelling_an_unknown_job_has_no_before(virtual_queue):
@@ -615,7 +774,8 @@ def test_cancel_type_ends_ready_and_running_jobs_of_that_type_only(virtual_conn,
     assert (cancelled, rows) == (3, [("mail", "cancelled", 3), ("report", "ready", 1)])
 
 
-# ---- redrive ---------------------------------------------------------------------------------------------------------
+# ---- redrive -------------------------------------------------------------------------------------------------------
+
 
 def test_redrive_gives_a_dead_job_all_its_attempts_and_keeps_epoch_and_history(virtual_conn, virtual_queue, clock):
     job = virtual_queue.enqueue("mail", max_attempts=1).id
@@ -625,10 +785,26 @@ def test_redrive_gives_a_dead_job_all_its_attempts_and_keeps_epoch_and_history(v
     clock.advance(5)
     redriven = virtual_queue.redrive([job])
     after = row(virtual_conn, job)
-    assert (redriven, {name: after[name] for name in ("status", "attempts", "lease_losses", "releases", "epoch", "run_at",
-                                                      "finished_at")}, [entry[:3:2] for entry in after["history"]]) == (
-        [job], {"status": "ready", "attempts": 0, "lease_losses": 0, "releases": 0, "epoch": 1, "run_at": clock.now,
-                "finished_at": None}, [("lost", 1), ("redriven", 1)])
+    assert (
+        redriven,
+        {
+            name: after[name]
+            for name in ("status", "attempts", "lease_losses", "releases", "epoch", "run_at", "finished_at")
+        },
+        [entry[:3:2] for entry in after["history"]],
+    ) == (
+        [job],
+        {
+            "status": "ready",
+            "attempts": 0,
+            "lease_losses": 0,
+            "releases": 0,
+            "epoch": 1,
+            "run_at": clock.now,
+            "finished_at": None,
+        },
+        [("lost", 1), ("redriven", 1)],
+    )
 
 
 def test_redrive_takes_dead_letters_and_cancelled_jobs_only_on_request(virtual_queue):
@@ -670,7 +846,8 @@ def test_a_redriven_job_has_the_next_epoch_at_its_first_attempt(virtual_queue):
     assert (lease.epoch, lease.attempt) == (2, 1)
 
 
-# ---- archive ---------------------------------------------------------------------------------------------------------
+# ---- archive -------------------------------------------------------------------------------------------------------
+
 
 def test_archive_moves_the_whole_row(mail, virtual_conn, virtual_queue, clock):
     virtual_queue.complete(mail.lease)
@@ -694,7 +871,10 @@ def test_archive_takes_other_ends_only_when_asked(virtual_conn, virtual_queue, c
     virtual_queue.enqueue("ready")
     claim_one(virtual_queue)
     clock.advance(1)
-    moved = [virtual_queue.archive(older_than_seconds=0), virtual_queue.archive(older_than_seconds=0, statuses=("dead", "cancelled"))]
+    moved = [
+        virtual_queue.archive(older_than_seconds=0),
+        virtual_queue.archive(older_than_seconds=0, statuses=("dead", "cancelled")),
+    ]
     left = virtual_conn.execute("select status from jobqueue.job order by 1").fetchall()
     assert (moved, left) == ([1, 2], [("failed",), ("running",)])
 
@@ -706,7 +886,8 @@ def test_archive_works_in_batches(virtual_queue, clock):
     assert [virtual_queue.archive(older_than_seconds=0, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
-# ---- history, errors, transactions, reading --------------------------------------------------------------------------
+# ---- history, errors, transactions, reading ------------------------------------------------------------------------
+
 
 def test_history_keeps_the_newest_fifty_entries_and_counts_the_rest(virtual_conn, virtual_queue):
     job = virtual_queue.enqueue("mail").id
@@ -714,7 +895,11 @@ def test_history_keeps_the_newest_fifty_entries_and_counts_the_rest(virtual_conn
         virtual_queue.release(claim_one(virtual_queue), f"release {number}", counted=False)
     after = row(virtual_conn, job)
     assert (len(after["history"]), after["history"][0][3], after["history"][-1][3], after["history_trimmed"]) == (
-        50, "release 4", "release 53", 3)
+        50,
+        "release 4",
+        "release 53",
+        3,
+    )
 
 
 def test_history_names_its_instants(mail, virtual_conn, virtual_queue, clock):
@@ -736,16 +921,25 @@ def test_epoch_rises_with_every_claim_and_adoption_and_never_falls(mail, virtual
     assert epochs + [last.epoch, claim_one(virtual_queue).epoch] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("act", [
-    lambda queue, lease: queue.complete(lease), lambda queue, lease: queue.complete(lease, strict=True),
-    lambda queue, lease: queue.complete_many([lease]), lambda queue, lease: queue.fail(lease, "boom"),
-    lambda queue, lease: queue.release(lease, "stop"), lambda queue, lease: queue.heartbeat(lease, lease_seconds=60),
-    lambda queue, lease: queue.publish(lease, "report.csv", DIGEST), lambda queue, lease: queue.cancel(lease.id),
-], ids=["complete", "strict", "complete_many", "fail", "release", "heartbeat", "publish", "cancel"])
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda queue, lease: queue.complete(lease),
+        lambda queue, lease: queue.complete(lease, strict=True),
+        lambda queue, lease: queue.complete_many([lease]),
+        lambda queue, lease: queue.fail(lease, "boom"),
+        lambda queue, lease: queue.release(lease, "stop"),
+        lambda queue, lease: queue.heartbeat(lease, lease_seconds=60),
+        lambda queue, lease: queue.publish(lease, "report.csv", DIGEST),
+        lambda queue, lease: queue.cancel(lease.id),
+    ],
+    ids=["complete", "strict", "complete_many", "fail", "release", "heartbeat", "publish", "cancel"],
+)
 def test_a_verb_in_a_callers_transaction_counts_when_the_caller_commits(mail, virtual_conn, virtual_queue, act):
     def rolled_back():
         with virtual_conn.transaction(force_rollback=True):
             act(virtual_queue, mail.lease)
+
     assert (mail.change(rolled_back), mail.change(lambda: act(virtual_queue, mail.lease)) != {}) == ({}, True)
 
 
@@ -774,15 +968,20 @@ def test_finished_at_is_never_before_started_at_in_a_transaction_begun_before_th
 def test_get_reads_the_whole_row_or_none(mail, virtual_queue):
     job, stored = virtual_queue.get(mail.id), mail.row()
     assert ({name: getattr(job, name) for name in COLUMNS if name != "history"}, virtual_queue.get(10**12)) == (
-        {name: stored[name] for name in COLUMNS if name != "history"}, None)
+        {name: stored[name] for name in COLUMNS if name != "history"},
+        None,
+    )
 
 
 def test_dead_letters_lists_dead_and_failed_jobs_with_their_reason(virtual_queue):
     for end, type in (("dead", "mail"), ("failed", "report"), ("done", "mail"), ("cancelled", "mail")):
         dead_letter(virtual_queue, end, type)
     listed = {(job.type, job.status, job.last_error) for job in virtual_queue.dead_letters()}
-    assert (listed, [job.type for job in virtual_queue.dead_letters(type="report")], len(virtual_queue.dead_letters(limit=1))) == (
-        {("mail", "dead", "boom"), ("report", "failed", "never")}, ["report"], 1)
+    assert (
+        listed,
+        [job.type for job in virtual_queue.dead_letters(type="report")],
+        len(virtual_queue.dead_letters(limit=1)),
+    ) == ({("mail", "dead", "boom"), ("report", "failed", "never")}, ["report"], 1)
 
 
 def test_explain_tells_who_holds_the_job_and_its_attempt(mail, virtual_queue):

@@ -10,16 +10,18 @@ another closes the first. It owns neither the fleet nor the server.
 
 import asyncio
 import base64
+import os
 import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import psycopg
 
 from jobqueue import Queue
 from jobqueue.errors import InvalidInput, JobQueueError
-from jobqueue.lab import charts, export, style
+from jobqueue.lab import charts, export, faults, style
 from jobqueue.lab.observe import Observer
 from jobqueue.lab.panel import View
 from jobqueue.lab.screen import WINDOW_SECONDS, Screen
@@ -49,6 +51,12 @@ def close():
     if _current is not None:
         _current.close()
     _current = None
+
+
+def is_attended():
+    """Whether somebody can press the buttons: a kernel of JupyterLab, Voilà or VS Code, not one that runs by itself."""
+    page = os.environ.get("SERVER_SOFTWARE", "").startswith("voila/")
+    return page or any(name in os.environ for name in ("JPY_SESSION_NAME", "VSCODE_PID"))
 
 
 class Cockpit:
@@ -136,6 +144,35 @@ class Cockpit:
         (self.load.start if self._loading else self.load.stop)()
         return self._loading
 
+    def play(self, plan):
+        """Apply a plan of `lab.faults`, in seconds from now, as the buttons would; returns after its last step."""
+        steps = [step for fault in faults.check(plan, self.fleet.size) for step in self._steps(fault)]
+        begun = time.monotonic()
+        for at, act in sorted(steps, key=lambda step: step[0]):
+            if self._closed.wait(max(0.0, at - (time.monotonic() - begun))):
+                return
+            act()
+
+    def _steps(self, fault):
+        """(seconds, action) of a fault, and of its end where it has one."""
+        target = fault.target if fault.worker is None else fault.worker
+        acts = {
+            "kill": (partial(self.kill, target), partial(self.start, target)),
+            "pause": (partial(self.pause, target), partial(self.resume, target)),
+            "crash": (self.crash_database, self.start_database),
+            "outage": (self.stop_database, self.start_database),
+            "poison": (partial(self.poison), None),
+            "burst": (partial(self.burst, fault.n, fault.service_seconds), None),
+            **{kind: (partial(getattr(self, kind), target), None) for kind in ("start", "resume", "stop", "cut")},
+        }
+        if fault.kind not in acts:
+            raise InvalidInput(
+                f"a cockpit cannot do {fault.kind!r} to real processes: it can {', '.join(sorted(acts))}"
+            )
+        begin, end = acts[fault.kind]
+        ends = [(fault.until_seconds, end)] if end and fault.until_seconds is not None else []
+        return [(fault.at, begin), *ends]
+
     # --- What was seen ---
 
     def overview(self):
@@ -206,7 +243,7 @@ class Cockpit:
 
     def refresh(self):
         """Bring the texts and buttons up to what was last seen."""
-        self.view.show(self.seen.latest, self.seen.workers, self.seen.events(), self.seen.error)
+        self.view.show(self.seen.latest, self.seen.workers, self.seen.events(), self.seen.error, self.load)
 
     def do(self, action):
         """Run an action for a button: elsewhere, in order of the clicks; an error is shown on the page."""

@@ -36,8 +36,9 @@ class Saved(tuple):
 def save(fig, name, frame, *, directory=None, **parameters):
     """Write `fig` as name.svg, .png and .pdf, `frame` as name.csv and a caption as name.md; returns the paths.
 
-    `frame` may be a mapping of frames, then each is name-KEY.csv. The directory is made where it is missing; each file
-    replaces an older one at once. InvalidInput on an unsafe name, or an id that a float has already rounded.
+    `frame` may be a mapping of frames, then each is name-KEY.csv. The directory is JOBQUEUE_EXPORTS or the project's
+    data/exports where none is given, and made where it is missing; each file replaces an older one at once.
+    InvalidInput on an unsafe name, or an id that a float has already rounded.
     """
     _check_name(name)
     tables = (
@@ -201,6 +202,8 @@ def _version(package):
 
 
 def _default_directory():
+    if given := os.environ.get("JOBQUEUE_EXPORTS"):
+        return Path(given)
     root = Path(__file__).resolve().parents[2]
     return (root if (root / "pyproject.toml").exists() else Path.cwd()) / "data" / "exports"
 

@@ -17,7 +17,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from jobqueue import limits
-from jobqueue.errors import InfrastructureError
+from jobqueue.errors import InfrastructureError, JobQueueError
 from jobqueue.lab import fleet as fleets
 from jobqueue.loop import connect
 from jobqueue.sql import statements, text
@@ -118,6 +118,19 @@ class Observer:
         begin = self.now - seconds
         with self._guard:
             return [dict(a) for a in self._attempts.values() if a["ended"] is None or a["ended"] >= begin]
+
+    def wait_for(self, condition, timeout_seconds: float = 60.0) -> Sample:
+        """The first sample for which `condition(sample)` holds; JobQueueError where none comes in time."""
+        end = time.monotonic() + timeout_seconds
+        while True:
+            latest = self.latest
+            if latest is not None and condition(latest):
+                return latest
+            if self._stopped.is_set() or time.monotonic() > end:
+                raise JobQueueError(
+                    f"what was waited for did not come within {timeout_seconds:g} s; last seen: {latest}"
+                )
+            time.sleep(0.05)
 
     @property
     def ages(self) -> pd.DataFrame:
@@ -221,6 +234,20 @@ class Observer:
             "ended": None if ended is None else ended - self.origin,
             "outcome": outcome,
         }
+
+
+def recoveries(attempts: pd.DataFrame, faults: pd.DataFrame) -> pd.DataFrame:
+    """What kills and pauses cost: for each lease lost, seconds until the job was ready and until it ran again."""
+    lost, rows = attempts[attempts["outcome"] == "lost"], []
+    for fault in faults[faults["kind"].isin(["kill", "pause"])].to_dict("records"):
+        at = fault["time_seconds"]
+        held = lost[(lost["worker"] == fault["target"]) & (lost["ended"] >= at) & ~(lost["started"] > at)]
+        for lease in held.to_dict("records"):
+            later = attempts[(attempts["job_id"] == lease["job_id"]) & (attempts["epoch"] > lease["epoch"])][
+                "started"
+            ].min()
+            rows.append((fault["kind"], fault["target"], lease["job_id"], lease["ended"] - at, later - at))
+    return pd.DataFrame(rows, columns=["fault", "worker", "job_id", "ready_again_seconds", "running_again_seconds"])
 
 
 def worker_name(owner: str) -> str:

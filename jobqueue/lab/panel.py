@@ -28,7 +28,7 @@ TIPS = {
     "Cut": "Terminate its database sessions: it reconnects and reconciles",
     "Start": "A new process under the same name; its owner is a new one",
 }
-_STYLES = {"Kill": "danger", "Pause": "warning", "Resume": "success", "Start": "success"}
+_STYLES = {"Kill": "danger"}  # Jupyter's other colours leave white text at less than 3:1
 
 
 class View:
@@ -70,11 +70,15 @@ class View:
         own = [button for row in self._rows.values() for button in row.visible()]
         return {button.description: button for button in [*own, *self._bar.children[1:], *self._faulty.children]}
 
-    def show(self, latest, workers, events, error):
+    def show(self, latest, workers, events, error, load=None):
         self._set("cards", self._cards, _cards(latest, self._done_rate(latest)))
         for worker in workers:
             self._rows[worker.name].show(worker, latest)
         self._set("log", self._log, _log(events))
+        if load is not None:
+            self._set(
+                "fed", self._fed, f"<span class='jobqueue-fed'>{load.enqueued:,} of {load.total:,} jobs fed</span>"
+            )
         if error:
             self.error(f"database: {error}")
         elif self._texts.get("error", "").startswith("database: "):
@@ -118,8 +122,9 @@ class View:
             **({"Load": self._toggle} if cockpit.load else {}),
             "Export": cockpit.export,
         }
+        self._fed = widgets.HTML()
         self._bar = widgets.HBox([self._live, *(_button(cockpit, name, act) for name, act in acts.items())])
-        return self._bar
+        return widgets.HBox([self._bar, self._fed])
 
     def _toggle(self):
         loading = self._cockpit.toggle_load()
@@ -179,7 +184,7 @@ class _Row:
 
 
 def _button(cockpit, name, act, tip="", look=""):
-    width = "92px" if any(name.startswith(verb) for verb in TIPS) and " database" not in name else "128px"
+    width = f"{max(76, 30 + 8 * len(name))}px"
     button = widgets.Button(description=name, tooltip=tip or name, button_style=look, layout={"width": width})
     button.on_click(lambda _: cockpit.do(act))
     return button

@@ -35,6 +35,7 @@ class Screen:
         self._guard = threading.Lock()
         self.static_draws = 0
         self._key = self._ground = None
+        self._texts = {}
         with style.applied():
             self._figure = Figure(figsize=(style.WIDTH, HEIGHT), dpi=DPI, facecolor="white")
             self._canvas = FigureCanvasAgg(self._figure)
@@ -95,6 +96,7 @@ class Screen:
             self._draw_old(attempts, names, now)
             self._canvas.draw()
         self._ground = self._canvas.copy_from_bbox(self._figure.bbox)
+        self._texts = {}
         self._key, self._bars_until = view, max((a["ended"] for a in attempts if a["ended"] is not None), default=0.0)
         self.static_draws += 1
 
@@ -155,8 +157,18 @@ class Screen:
             wanted = [bottom + height * min(getattr(last, name) / top, 1) for name in names]
             gap = 0.15 / HEIGHT
             for name, y in zip(names, labels.spread(wanted, gap, bottom, bottom + height), strict=True):
-                self._ends[name].set(y=y, text=_said(name, last))
-                self._figure.draw_artist(self._ends[name])
+                self._draw_end(name, round(y * HEIGHT * DPI), _said(name, last))
+
+    def _draw_end(self, name, y, said):
+        """Text is the dearest of all: one that has not changed is put back as pixels."""
+        seen, pixels = self._texts.get(name, (None, None))
+        if seen == (y, said):
+            self._canvas.restore_region(pixels)
+            return
+        self._ends[name].set(y=y / HEIGHT / DPI, text=said)
+        self._figure.draw_artist(self._ends[name])
+        box = self._ends[name].get_window_extent(self._canvas.get_renderer())
+        self._texts[name] = (y, said), self._canvas.copy_from_bbox(box.padded(1))
 
     def _draw_bars(self, attempts, names, now):
         """What has ended since the last frame joins the ground: each bar is drawn once, running ones anew."""

@@ -64,6 +64,8 @@ FAULTS = {
     "cut": Mark("✂", "cut", BLUE, (0, (2, 1))),
     "crash": Mark("⚡", "crash", VERMILLION, (0, (1, 1))),
     "restart": Mark("⟳", "restart", GREEN, (0, (2, 1))),
+    "outage": Mark("⊠", "outage", VERMILLION, (0, (5, 2))),
+    "down": Mark("▽", "down", PURPLE, (0, (5, 1, 1, 1))),
     "slow": Mark("◷", "slow", PURPLE, (0, (1, 1))),
     "poison": Mark("☠", "poison", BLACK, (0, (1, 1))),
     "burst": Mark("⇈", "burst", BLUE, (0, (5, 2))),

@@ -22,7 +22,6 @@ OVERLAPS = ("allow", "skip")
 DAY_SECONDS = 86_400
 MOST_CATCH_UP = 10_000
 MISSED_KEPT = 1_000  # missed slots that stay named for a schedule, the newest; missed_slots counts them all
-MISSED_NAMED = 100  # of one tick
 _SENDS = 3
 _INSTANT = timedelta(microseconds=1)
 
@@ -199,14 +198,14 @@ def _plan(due: Due) -> dict[str, Any]:
     """Which slots run, which are missed and what is next; pure."""
     cron = Cron(due.cron, due.timezone, due.id)
     late_until = max(due.decided_until, due.on_time_from - _INSTANT)
-    late, misfires = cron.backlog(due.decided_until, late_until, max(due.max_catch_up, MISSED_NAMED))
+    late, misfires = cron.backlog(due.decided_until, late_until, due.max_catch_up + MISSED_KEPT)
     on_time = list(cron.slots(late_until, due.now))
     caught_up = _caught_up(due, misfires, on_time)
     run = caught_up + on_time
     # Catching up must not displace the slot that is on time: where runs don't overlap, the newest is the one.
     overlapped, run = (run[:-1], run[-1:]) if due.overlap == "skip" else ([], run)
     passed = [(slot, "misfire") for slot in misfires if slot not in set(caught_up)]
-    passed = (passed + [(slot, "overlap") for slot in overlapped])[-MISSED_NAMED:]
+    passed = (passed + [(slot, "overlap") for slot in overlapped])[-MISSED_KEPT:]
     offset = timedelta(seconds=due.spread_seconds * _fraction(due.id))
     return {
         "id": due.id, "revision": due.revision, "kept": MISSED_KEPT, "slots": run,

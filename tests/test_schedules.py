@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
-from helpers import Session
 
+from helpers import Session
 from jobqueue import Queue
 from jobqueue.errors import InvalidInput, JobQueueError
 from jobqueue.lab.clock import VirtualClock
@@ -27,7 +27,8 @@ def schedules(virtual_conn, clock):
 def slots(conn):
     """Slots of all jobs, live and archived, as they are keyed."""
     rows = conn.execute(
-        "select schedule_id, slot, idempotency_key from (select * from jobqueue.job union all select * from jobqueue.job_archive) j"
+        "select schedule_id, slot, idempotency_key"
+        " from (select * from jobqueue.job union all select * from jobqueue.job_archive) j"
         " where schedule_id is not null order by slot, schedule_id"
     ).fetchall()
     for id, slot, key in rows:
@@ -50,7 +51,7 @@ def ready(conn):
     return conn.execute("select count(*) from jobqueue.job where status = 'ready'").fetchone()[0]
 
 
-# ---- one job per slot ----------------------------------------------------------------------------------------------------
+# ---- one job per slot ----------------------------------------------------------------------------
 
 
 def test_a_slot_becomes_one_job_with_its_key_and_the_schedules_payload(schedules, clock):
@@ -108,17 +109,16 @@ def test_a_tick_wakes_an_idle_worker(schedules, clock, virtual_dsn):
 
 def test_two_schedulers_with_clocks_ten_minutes_either_way_make_one_job_a_slot(virtual_dsn, schedules):
     """Stronger than needed: here the databases' own clocks disagree; the machines' clocks are never read."""
-    schedules.put("a", "t", "*/5 * * * *")
+    schedules.put("a", "t", "*/5 * * * *", misfire="all")
     with psycopg.connect(virtual_dsn, autocommit=True) as early, psycopg.connect(virtual_dsn, autocommit=True) as late:
         clocks = [(VirtualClock(early), timedelta(minutes=10)), (VirtualClock(late), -timedelta(minutes=10))]
-        for minute in range(150 + 10):
+        for minute in range(145):
             for clock, off in clocks:
                 clock.set(START + timedelta(minutes=minute) + off)
             for conn in (early, late) if minute % 2 else (late, early):
                 Schedules(conn).tick()
     fired = slots(schedules.conn)
-    assert (len(fired), len(set(fired))) == (34, 34)  # 30 slots, and four that only the early clock has seen yet
-    assert fired[:3] == ["08:05", "08:10", "08:15"]
+    assert fired == [f"{START + timedelta(minutes=5 * n):%H:%M}" for n in range(1, 31)]
 
 
 def test_a_scheduler_that_decides_late_is_fenced_by_the_revision(schedules, clock, virtual_dsn):
@@ -174,7 +174,7 @@ def test_three_hundred_schedules_at_one_instant_all_fire(schedules, clock):
     assert made == [100, 100, 100, 0] and slots(schedules.conn) == ["09:00"] * 300
 
 
-# ---- misfires ------------------------------------------------------------------------------------------------------------
+# ---- misfires ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("late_seconds", [61, 180, 299])
@@ -229,7 +229,7 @@ def test_a_year_of_missed_minutes_is_counted_exactly_and_named_within_bounds(sch
     clock.set(START + timedelta(days=365))
     ticked = schedules.tick()
     assert (len(ticked.jobs), ticked.missed) == (101, 525_600 - 101)  # 100 caught up and one on time
-    assert len(missed(schedules.conn)) == 0 + len(set(missed(schedules.conn)))
+    assert len(missed(schedules.conn)) == MISSED_KEPT
 
 
 def test_missed_slots_that_stay_named_are_bounded(schedules, clock):
@@ -237,11 +237,10 @@ def test_missed_slots_that_stay_named_are_bounded(schedules, clock):
     for _ in range(15):
         clock.advance(120 * 60 + 90)
         schedules.tick()
-    assert MISSED_KEPT <= len(missed(schedules.conn)) <= MISSED_KEPT + 100
-    assert row(schedules).missed_slots > MISSED_KEPT + 100
+    assert MISSED_KEPT <= len(missed(schedules.conn)) <= MISSED_KEPT + 121 < row(schedules).missed_slots
 
 
-# ---- overlap and spread --------------------------------------------------------------------------------------------------
+# ---- overlap and spread --------------------------------------------------------------------------
 
 
 def test_overlap_skip_passes_while_the_previous_run_is_ready_or_running(schedules, clock):
@@ -286,12 +285,10 @@ def test_a_spread_moves_run_at_by_a_stable_offset_and_not_the_slot(schedules, cl
     offsets = dict(rows)
     assert len(set(rows)) == 40 and len(set(offsets.values())) == 40
     assert min(offsets.values()) >= timedelta() and max(offsets.values()) < timedelta(seconds=200)
-    assert offsets["s0"] == timedelta(seconds=SPREAD_OF_S0)  # the same in every process
+    assert offsets["s0"] == timedelta(seconds=184, microseconds=451041)  # the same in every process
 
 
-SPREAD_OF_S0 = 0
-
-# ---- pause, change, remove -----------------------------------------------------------------------------------------------
+# ---- pause, change, remove -----------------------------------------------------------------------
 
 
 def test_slots_while_paused_are_neither_run_nor_missed(schedules, clock):
@@ -383,7 +380,7 @@ def test_a_time_that_changes_with_the_clocks_keeps_to_utc_slots(schedules, clock
     assert slots(schedules.conn) == ["00:00", "00:30", "01:00", "02:00", "03:00"]
 
 
-# ---- broken rows and refusals --------------------------------------------------------------------------------------------
+# ---- broken rows and refusals --------------------------------------------------------------------
 
 
 def test_broken_rows_are_reported_once_and_do_not_stop_the_others(schedules, clock):
@@ -435,6 +432,9 @@ def test_a_row_that_the_database_refuses_to_fire_is_a_problem_of_that_row(schedu
     assert len(ticked.jobs) == 1 and 'violates check constraint "no such type"' in ticked.problems[0]
 
 
+VALID = "update pg_index set indisvalid = %s where indexrelid = 'jobqueue.job_key_pkey'::regclass"
+
+
 def test_without_the_key_of_job_key_nothing_is_fired(schedules, clock):
     schedules.put("a", "t", "*/5 * * * *")
     schedules.conn.execute("alter table jobqueue.job_key drop constraint job_key_pkey")
@@ -442,10 +442,12 @@ def test_without_the_key_of_job_key_nothing_is_fired(schedules, clock):
     with pytest.raises(JobQueueError, match="^the primary key of jobqueue.job_key is missing or invalid"):
         schedules.tick()
     schedules.conn.execute("create unique index job_key_pkey on jobqueue.job_key (key)")
-    schedules.conn.execute("update pg_index set indisvalid = false where indexrelid = 'jobqueue.job_key_pkey'::regclass")
+    schedules.conn.execute(
+        "update pg_index set indisvalid = false where indexrelid = 'jobqueue.job_key_pkey'::regclass"
+    )
     with pytest.raises(JobQueueError, match="^the primary key of jobqueue.job_key is missing or invalid"):
         schedules.tick()
-    schedules.conn.execute("update pg_index set indisvalid = true where indexrelid = 'jobqueue.job_key_pkey'::regclass")
+    schedules.conn.execute(VALID, (True,))
     assert len(schedules.tick().jobs) == 1
 
 
@@ -481,8 +483,8 @@ def test_a_cron_with_no_slot_in_its_zone_is_refused_within_a_second(schedules):
 
 def test_all_columns_come_back(schedules):
     settings = {
-        "timezone": "Europe/Berlin", "payload": [1], "spread_seconds": 2.5, "misfire": "all", "misfire_grace_seconds": 9,
-        "max_catch_up": 7, "overlap": "skip", "max_attempts": 3,
+        "timezone": "Europe/Berlin", "payload": [1], "spread_seconds": 2.5, "misfire": "all",
+        "misfire_grace_seconds": 9, "max_catch_up": 7, "overlap": "skip", "max_attempts": 3,
     }  # fmt: skip
     schedules.put("a", "t", "0 9 * * *", **settings)
     stored = row(schedules)

@@ -633,6 +633,27 @@ def test_a_statement_timeout_while_waiting_raises_and_the_resend_is_applied(queu
     assert b.queue.complete(lease) is Outcome.APPLIED
 
 
+def test_a_cancelled_statement_raises_and_the_resend_on_the_same_connection_is_applied(queue, a, b):
+    lease = claim(queue)
+    with held_row(a, lease):
+        b.run(lambda queue: queue.complete(lease))
+        assert b.is_blocked()
+        b.conn.cancel()
+        with pytest.raises(JobQueueError):
+            b.result()
+    assert b.queue.complete(lease) is Outcome.APPLIED
+
+
+def test_a_snapshot_held_for_long_elsewhere_makes_no_claim_wrong(dsn, queue, a):
+    queue.enqueue_many([{"type": "mail"}] * 300)
+    with a.conn.transaction():
+        a.conn.execute("set transaction isolation level repeatable read")
+        a.conn.execute("select from jobqueue.meta")
+        claims = [list(queue.claim("A", limit=20)) for _ in range(15)]
+        outcomes = {outcome for leases in claims for outcome in queue.complete_many(leases)}
+    assert (len({lease.id for leases in claims for lease in leases}), outcomes) == (300, {Outcome.APPLIED})
+
+
 def test_an_aborted_transaction_of_the_caller_is_no_outcome(queue, a):
     lease = claim(queue)
     with pytest.raises(JobQueueError), a.conn.transaction():

@@ -9,6 +9,8 @@ from .model import Empty, Lease
 from .outcome import Outcome
 from .queue import Queue
 from .reaper import Reaper
+from .scheduler import Scheduler
+from .schedules import Schedules
 from .worker import Worker
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "Queue",
     "Reaper",
     "Retry",
+    "Scheduler",
+    "Schedules",
     "Worker",
     "metrics",
 ]

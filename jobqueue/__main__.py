@@ -8,6 +8,8 @@ import logging
 import os
 import signal
 import sys
+import zoneinfo
+from datetime import datetime
 
 from . import limits, metrics, publication
 from .errors import InvalidInput, JobQueueError
@@ -16,6 +18,9 @@ from .janitor import Janitor
 from .loop import connect
 from .queue import Queue, translated
 from .reaper import Reaper
+from .scheduler import Scheduler
+from .schedules import MISFIRES, OVERLAPS, Schedules
+from .sql import SQL
 from .worker import STUCK, Worker
 
 
@@ -75,6 +80,38 @@ def _janitor(options) -> None:
     names = ("archive_after_seconds", "key_ttl_seconds", "archive_ttl_seconds", "artifacts", "orphan_grace_seconds", "poll_seconds", "limit")
     with _dsn(options) as dsn:
         _run(Janitor(dsn, statuses=options.statuses.split(","), **{name: getattr(options, name) for name in names}))
+
+
+def _scheduler(options) -> None:
+    with _dsn(options) as dsn:
+        _run(Scheduler(dsn, poll_seconds=options.poll_seconds, limit=options.limit))
+
+
+def _schedule(options) -> None:
+    if options.action == "preview" and options.after:
+        _preview(options, _moment(options.after))
+        return
+    with _connection(options) as conn:
+        if options.action == "preview":
+            _preview(options, conn.execute(SQL.database_now).fetchone()[0])
+        elif options.action == "put":
+            given = {name: getattr(options, name) for name in SCHEDULE_SETTINGS}
+            Schedules(conn).put(options.id, options.type, options.cron, payload=_json(options.payload), **given)
+        elif options.action == "list":
+            print("\n".join(map(_schedule_line, Schedules(conn).list())) or "no schedules")
+        else:
+            getattr(Schedules(conn), options.action)(options.id)
+
+
+def _preview(options, after) -> None:
+    zone = options.timezone
+    for slot in Schedules.preview(options.cron, timezone=zone, after=after, limit=options.limit, id=options.id):
+        print(f"{slot:%Y-%m-%d %H:%M:%S}Z\t{slot.astimezone(zoneinfo.ZoneInfo(zone)):%a %Y-%m-%d %H:%M:%S %z} {zone}")
+
+
+def _schedule_line(one) -> str:
+    state = "paused" if one.paused else one.problem or f"next {one.next_run_at:%Y-%m-%d %H:%M:%S}Z"
+    return f"{one.id}\t{one.job_type}\t{one.cron}\t{one.timezone}\t{state}\tmissed {one.missed_slots}"
 
 
 def _enqueue(options) -> None:
@@ -194,6 +231,32 @@ def _reaper_arguments(command) -> None:
     command.add_argument("--outage-grace-seconds", type=float, default=30)
 
 
+def _scheduler_arguments(command) -> None:
+    command.add_argument("--poll-seconds", type=float, default=1)
+    command.add_argument("--limit", type=int, default=100, help="schedules a tick")
+
+
+def _schedule_arguments(command) -> None:
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+    put = actions.add_parser("put", help="create or change one")
+    for name in ("id", "type", "cron"):
+        put.add_argument(name)
+    put.add_argument("payload", nargs="?", default="null", help="JSON")
+    for name, (default, allowed) in SCHEDULE_SETTINGS.items():
+        put.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, choices=allowed)
+    preview = actions.add_parser("preview", help="the next slots, in UTC and in the zone")
+    preview.add_argument("cron")
+    preview.add_argument("--timezone", default="UTC")
+    preview.add_argument("--after", metavar="INSTANT", help="ISO 8601 with an offset (default: the database's now)")
+    preview.add_argument("--limit", type=int, default=10)
+    preview.add_argument("--id", default="", help="the schedule's id, where the expression contains H")
+    actions.add_parser("list", help="all of them")
+    for name, text in (("pause", "no slots until resumed"), ("resume", "go on with the next slot"), ("remove", "end one")):
+        actions.add_parser(name, help=text).add_argument("id")
+    for action in actions.choices.values():
+        action.add_argument("--dsn", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # accepted here, too
+
+
 def _janitor_arguments(command) -> None:
     command.add_argument("--archive-after-seconds", type=float, default=86_400, help="of the statuses below (default: a day)")
     command.add_argument("--statuses", default="done", help="comma-separated: done, cancelled, failed, dead (default: done)")
@@ -251,10 +314,21 @@ def _redrive_arguments(command) -> None:
     command.add_argument("--cancelled", action="store_true", help="cancelled jobs, too")
 
 
+SCHEDULE_SETTINGS = {  # of `schedule put`: the default, and what is allowed where that is a short list
+    "timezone": ("UTC", None),
+    "spread_seconds": (0.0, None),
+    "misfire": ("last", MISFIRES),
+    "misfire_grace_seconds": (60.0, None),
+    "max_catch_up": (100, None),
+    "overlap": ("allow", OVERLAPS),
+    "max_attempts": (5, None),
+}
 COMMANDS = {
     "install": (_install, "Create or upgrade the schema.", _install_arguments),
     "worker": (_worker, "Run jobs until SIGTERM.", _worker_arguments),
     "reaper": (_reaper, "Take ended leases away until SIGTERM.", _reaper_arguments),
+    "scheduler": (_scheduler, "Turn due slots of schedules into jobs until SIGTERM.", _scheduler_arguments),
+    "schedule": (_schedule, "Recurring schedules: put, list, preview, pause, resume, remove.", _schedule_arguments),
     "janitor": (_janitor, "Archive, forget old keys and sweep orphans until SIGTERM.", _janitor_arguments),
     "enqueue": (_enqueue, "Add one job.", _enqueue_arguments),
     "stats": (_stats, "The queue at this instant.", _stats_arguments),
@@ -320,6 +394,13 @@ def _handlers(name: str) -> dict:
         raise InvalidInput(f"--handlers {name}: {error}") from error
     except AttributeError as error:
         raise InvalidInput(f"--handlers {name}: {error}") from error
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(f"--after must be ISO 8601 with an offset, such as 2026-03-29T00:00Z, not {text!r}") from None
 
 
 def _json(text: str):

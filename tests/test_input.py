@@ -14,6 +14,8 @@ import pandas as pd
 import psycopg
 import pytest
 from emptied import emptied
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from psycopg.types.json import Json
 
 from jobqueue import Backoff, JobQueueError, Outcome, Queue
@@ -46,6 +48,13 @@ def unplugged(shared):
         [lease] = queue.claim("A")
     queue.lease = lease
     return queue
+
+
+@pytest.fixture(scope="module")
+def fuzzed(shared):
+    """A Queue whose jobs nobody looks at again."""
+    with psycopg.connect(shared, autocommit=True) as conn:
+        yield Queue(conn)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +182,64 @@ def test_what_the_check_on_payloads_would_refuse_is_bad_input_to_the_api_too(con
     except InvalidInput:
         stored = False
     assert (stored, conn.execute("select count(*) from jobqueue.job").fetchone()) in ([(fits, (1,)), (False, (0,))])
+
+
+ANY_TEXT = st.text(st.characters(codec=None, categories=None), max_size=30)  # lone surrogates and NUL included
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ANY_TEXT, inner, max_size=4),
+    max_leaves=15,
+)
+FUZZ = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+def same(stored, given):
+    """Equal as JSON; PostgreSQL's exact decimals come back from a float's shortest text."""
+    if isinstance(given, float):
+        return float(stored) == given
+    if isinstance(given, list):
+        return len(stored) == len(given) and all(map(same, stored, given))
+    if isinstance(given, dict):
+        return stored.keys() == given.keys() and all(same(stored[name], given[name]) for name in given)
+    return stored == given and type(stored) is type(given)
+
+
+def storable(text):
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+@FUZZ
+@given(payload=ANY_JSON)
+def test_any_payload_comes_back_as_it_was_or_is_refused_as_bad_input(fuzzed, payload):
+    try:
+        job = fuzzed.enqueue("mail", payload).id
+    except InvalidInput as error:
+        assert str(error).startswith("payload") and str(error).encode()
+    else:
+        assert same(fuzzed.get(job).payload, payload)
+
+
+@FUZZ
+@given(key=ANY_TEXT)
+def test_any_key_is_stored_byte_for_byte_or_refused_as_bad_input(fuzzed, key):
+    try:
+        job = fuzzed.enqueue("mail", key=key).id
+    except InvalidInput:
+        assert not key or not storable(key)
+    else:
+        assert fuzzed.get(job).idempotency_key == key
+
+
+@FUZZ
+@given(text=ANY_TEXT, times=st.sampled_from([1, 5_000]))
+def test_any_error_text_is_recorded_and_unchanged_where_it_can_be_stored(fuzzed, text, times):
+    fuzzed.enqueue("fails", max_attempts=1)
+    [lease] = fuzzed.claim("A", types=["fails"])
+    outcome, stored = fuzzed.fail(lease, text * times), fuzzed.get(lease.id).last_error
+    whole = storable(text) and len((text * times).encode()) <= 16_384
+    assert (outcome, len(stored.encode()) <= 16_384) == (Outcome.APPLIED, True) and (
+        stored == text * times or not whole
+    )
 
 
 # ---- every other argument ------------------------------------------------------------------------------------------

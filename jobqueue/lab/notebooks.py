@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS, EXPORTS = ROOT / "notebooks", ROOT / "data" / "exports"
 CELL_SECONDS = 300.0
 ERROR_CHARACTERS = 4000
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 class NotebookFailed(JobQueueError):
@@ -34,11 +36,11 @@ def execute(path: Path, *, parameters: Mapping[str, object] | None = None,
     if parameters:
         _assign(notebook, path.name, parameters)
     client = NotebookClient(notebook, timeout=cell_seconds, kernel_name="python3", store_widget_state=False,
-                            resources={"metadata": {"path": str(path.parent)}})
+                            extra_arguments=["--log-level=ERROR"], resources={"metadata": {"path": str(path.parent)}})
     try:
         client.execute()
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        raise NotebookFailed(f"{path.name}: {str(error)[-ERROR_CHARACTERS:]}") from None
+        raise NotebookFailed(f"{path.name}: {_COLOURS.sub('', str(error)).strip()[-ERROR_CHARACTERS:]}") from None
     return notebook
 
 

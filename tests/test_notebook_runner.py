@@ -1,0 +1,62 @@
+"""A notebook runs without a browser, from a fresh kernel; it is the runner that is tested here, on small notebooks."""
+import nbformat
+import pytest
+
+from jobqueue.lab import notebooks
+from jobqueue.lab.notebooks import NotebookFailed, execute
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a notebook of these cells; the first is tagged `parameters`."""
+    def written(*sources, tags=("parameters",)):
+        cells = [nbformat.v4.new_code_cell(source) for source in sources]
+        cells[0].metadata.tags = list(tags)
+        path = tmp_path / "01-one.ipynb"
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+        return path
+    return written
+
+
+def printed(executed):
+    outputs = [output for cell in executed.cells for output in cell.outputs]
+    return "".join(output.text for output in outputs if output.get("name") == "stdout")
+
+
+def test_parameters_are_assigned_after_their_cell(write):
+    path = write("SEED = 1; NAME = 'a'", "print(SEED, NAME)")
+    assert printed(execute(path, parameters={"SEED": 7, "NAME": "o'brien"})) == "7 o'brien\n"
+
+
+def test_it_runs_in_its_own_folder_and_the_file_is_not_touched(write, tmp_path):
+    path = write("import os", "print(os.getcwd())")
+    before = path.read_bytes()
+    assert (printed(execute(path)), path.read_bytes()) == (f"{tmp_path}\n", before)
+
+
+def test_a_cell_that_raises_is_named_with_its_error(write):
+    with pytest.raises(NotebookFailed, match=r"(?s)^01-one\.ipynb: .*1 / 0.*ZeroDivisionError: division by zero"):
+        execute(write("1 / 0"))
+
+
+def test_a_cell_that_takes_too_long_is_named(write):
+    with pytest.raises(NotebookFailed, match=r"(?s)^01-one\.ipynb: .*timed out .* after 1 seconds"):
+        execute(write("import time; time.sleep(60)"), cell_seconds=1)
+
+
+def test_parameters_need_a_cell_for_them(write):
+    with pytest.raises(NotebookFailed, match="01-one.ipynb has no cell tagged `parameters`"):
+        execute(write("SEED = 1", tags=()), parameters={"SEED": 7})
+
+
+def test_a_name_that_no_notebook_has_fails(capsys):
+    assert (notebooks.main(["99"]), "no notebook" in capsys.readouterr().err) == (1, True)
+
+
+@pytest.mark.parametrize("names, chosen", [
+    ([], ["00-a", "04-b"]), (["04"], ["04-b"]), (["notebooks/00-a.ipynb"], ["00-a"])])
+def test_notebooks_are_chosen_by_how_their_names_begin(names, chosen, tmp_path, monkeypatch):
+    for name in ("04-b", "00-a"):
+        (tmp_path / f"{name}.ipynb").touch()
+    monkeypatch.setattr(notebooks, "NOTEBOOKS", tmp_path)
+    assert [path.stem for path in notebooks._chosen(names)] == chosen

@@ -598,6 +598,32 @@ def test_the_database_refuses_a_row_that_breaks_a_promise_in_a_sentence(conn, qu
     assert len(caught.value.diag.constraint_name.split()) >= 3, caught.value.diag.constraint_name
 
 
+KEY = "insert into jobqueue.job_key (key, job_id, fingerprint) values ({}, 1, 1)"
+SCHEDULE = "insert into jobqueue.schedule (id, job_type, cron{0}) values ('s', 'mail', '* * * * *'{1})"
+OTHERS = {
+    "a registered key of 513 bytes": KEY.format("repeat('x', 513)"),
+    "an empty registered key": KEY.format("''"),
+    "a schedule id of 401 bytes": SCHEDULE.format("", "").replace("'s'", "repeat('x', 401)"),
+    "an empty schedule id": SCHEDULE.format("", "").replace("'s'", "''"),
+    "a cron of 201 characters": SCHEDULE.format("", "").replace("'* * * * *'", "repeat('*', 201)"),
+    "a schedule of an empty type": SCHEDULE.format("", "").replace("'mail'", "''"),
+    "a schedule without attempts": SCHEDULE.format(", max_attempts", ", 0"),
+    "an unknown misfire policy": SCHEDULE.format(", misfire", ", 'sometimes'"),
+    "an unknown overlap policy": SCHEDULE.format(", overlap", ", 'sometimes'"),
+    "a negative spread": SCHEDULE.format(", spread_seconds", ", -1"),
+    "a negative grace": SCHEDULE.format(", misfire_grace_seconds", ", -1"),
+    "a negative catch-up": SCHEDULE.format(", max_catch_up", ", -1"),
+    "an empty paused type": "insert into jobqueue.paused_type (type) values ('')",
+}
+
+
+@pytest.mark.parametrize("statement", OTHERS.values(), ids=OTHERS)
+def test_the_other_tables_refuse_what_is_out_of_bounds_in_a_sentence_too(conn, statement):
+    with pytest.raises(psycopg.errors.CheckViolation) as caught:
+        conn.execute(statement)
+    assert len(caught.value.diag.constraint_name.split()) >= 3, caught.value.diag.constraint_name
+
+
 # ---- backoff -------------------------------------------------------------------------------------------------------
 
 

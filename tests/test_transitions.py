@@ -1,5 +1,6 @@
 """Each verb of DESIGN §3: from → to, its fence, its counters, its history; on virtual time, every instant exact."""
 
+import json
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 
@@ -675,6 +676,53 @@ def test_a_failure_told_after_the_reaper_is_lost_and_not_charged(mail, virtual_q
         1,
         mail.row()["last_error"],
     )
+
+
+# ---- alerts: NOTIFY by the very statement that makes a dead letter ---------------------------------------------------
+
+
+ALERTS = {
+    "failed": lambda queue, lease, clock: queue.fail(lease, "never", permanent=True),
+    "dead": lambda queue, lease, clock: queue.fail(lease, "boom"),
+    "dead by a lost lease": lambda queue, lease, clock: (clock.advance(10), queue.reap()),
+}
+
+
+def alerts(conn):
+    """The payloads that this session has been notified of."""
+    return [json.loads(notify.payload) for notify in conn.notifies(timeout=0.05, stop_after=1)]
+
+
+@pytest.fixture
+def listening(virtual_conn):
+    virtual_conn.execute("listen jobqueue_alert")
+    return virtual_conn
+
+
+@pytest.mark.parametrize("end", ALERTS)
+def test_a_dead_letter_raises_an_alert_that_names_it(listening, virtual_queue, clock, end):
+    job = virtual_queue.enqueue("mail", max_attempts=1).id
+    ALERTS[end](virtual_queue, claim_one(virtual_queue), clock)
+    assert [(alert["id"], alert["type"], alert["status"]) for alert in alerts(listening)] == [
+        (job, "mail", end.split()[0])
+    ]
+
+
+@pytest.mark.parametrize("end", ["dead", "dead by a lost lease"])
+def test_an_attempt_that_will_be_retried_raises_none(listening, virtual_queue, clock, end):
+    virtual_queue.enqueue("mail", max_attempts=2)
+    ALERTS[end](virtual_queue, claim_one(virtual_queue), clock)
+    assert alerts(listening) == []
+
+
+def test_an_alert_is_raised_only_when_the_caller_commits(listening, virtual_queue):
+    virtual_queue.enqueue("mail", max_attempts=1)
+    lease = claim_one(virtual_queue)
+    with listening.transaction(force_rollback=True):
+        virtual_queue.fail(lease, "boom")
+    rolled_back = alerts(listening)
+    virtual_queue.fail(lease, "boom")
+    assert (rolled_back, len(alerts(listening))) == ([], 1)
 
 
 # ---- publish -------------------------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ import psycopg
 from . import limits
 from .errors import JobQueueError
 from .sql import SCHEMA_VERSION, SQL, migrations, text
+from .transactions import together
 
 
 def install(conn, *, virtual: bool, roles: bool) -> None:
     """One transaction under an advisory lock (with IF NOT EXISTS alone, 15 of 16 concurrent installs fail)."""
-    with conn.transaction():
+    with together(conn):
         conn.execute(SQL.install_lock)
         if conn.execute(SQL.installed).fetchone()[0]:
             _upgrade(conn, virtual)
@@ -22,7 +23,7 @@ def install(conn, *, virtual: bool, roles: bool) -> None:
 
 
 def uninstall(conn) -> None:
-    with conn.transaction():
+    with together(conn):
         conn.execute(SQL.install_lock)
         conn.execute(SQL.uninstall)
 
@@ -42,7 +43,7 @@ def fence(conn, raise_by: int) -> Fenced:
     their owners are answered LOST; ids that the lost part of the database had given to others are skipped.
     """
     by = limits.integer(raise_by, "raise", 1, 10**12)
-    with conn.transaction():
+    with together(conn):
         conn.execute(SQL.fence_lock)
         held = [row[0] for row in conn.execute(SQL.fence_leases).fetchall()]
         conn.execute(SQL.reap, {"ids": held, "delays": [0.0] * len(held)})

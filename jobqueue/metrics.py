@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from .errors import JobQueueError
-from .queue import translated
+from .transactions import translated
 from .sql import SQL
 
 VIEWS = (

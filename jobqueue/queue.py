@@ -11,11 +11,12 @@ from psycopg.rows import dict_row, namedtuple_row
 
 from . import limits
 from .backoff import Backoff
-from .errors import InfrastructureError, InvalidInput, JobQueueError, translate
+from .errors import InfrastructureError, InvalidInput, JobQueueError
 from .installation import install, uninstall
 from .model import Cancellation, Claim, Empty, Enqueued, Job, Lease, Reaped, job_from
 from .outcome import AGAIN, STALE, Outcome, Sight, decide
 from .sql import SQL
+from .transactions import together, translated
 
 TERMINAL = ("done", "failed", "dead", "cancelled")
 _DEFAULT_BACKOFF = Backoff()
@@ -246,7 +247,7 @@ class Queue:
         """One statement; a verb that needs a lease in force locks first, so that its clock is from after any wait."""
         if verb not in ("publish", "strict complete"):
             return self._rows(statement, asked)
-        with self.conn.transaction():
+        with together(self.conn):
             self._rows(SQL.lease_lock, asked)
             return self._rows(statement, asked)
 
@@ -290,7 +291,7 @@ class Queue:
     def reap_by_type(self, *, limit: int, backoff_of) -> list[Reaped]:
         """As `reap`, with a backoff for each type: backoff_of(type) -> Backoff."""
         limit = limits.batch(limit)
-        with translated(self.conn), self.conn.transaction():
+        with translated(self.conn), together(self.conn):
             expired = self._rows(SQL.expired, {"limit": limit, "ids": None})
             if not expired:
                 return []
@@ -387,15 +388,6 @@ class Queue:
 
     def _value(self, statement: str, asked: dict):
         return self._rows(statement, asked)[0][0]
-
-
-@contextmanager
-def translated(conn: psycopg.Connection):
-    """Errors of psycopg leave as the queue's own, with the cause kept."""
-    try:
-        yield conn
-    except psycopg.Error as error:
-        raise translate(error, conn) from error
 
 
 def _claim(rows) -> Claim:

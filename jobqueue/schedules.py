@@ -14,8 +14,8 @@ from . import limits
 from .cron import Cron, preview
 from .errors import InfrastructureError, InvalidInput, JobQueueError
 from .model import Enqueued
-from .queue import translated
 from .sql import SQL
+from .transactions import together, translated
 
 MISFIRES = ("skip", "last", "all")
 OVERLAPS = ("allow", "skip")
@@ -131,7 +131,7 @@ class Schedules:
         """One schedule, in one transaction; a row that can't be read is set aside, so that it is reported once."""
         try:
             plan = _plan(due)
-            with translated(self.conn), self.conn.transaction():
+            with translated(self.conn), together(self.conn):
                 rows = self._rows(SQL.fire, **plan)
         except InvalidInput as error:
             problem = str(error)

@@ -1,0 +1,26 @@
+"""How statements are sent: errors of psycopg become the queue's own, and several statements count together."""
+
+from contextlib import contextmanager, nullcontext
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from .errors import translate
+
+
+@contextmanager
+def translated(conn: psycopg.Connection):
+    """Errors of psycopg leave as the queue's own, with the cause kept."""
+    try:
+        yield conn
+    except psycopg.Error as error:
+        raise translate(error, conn) from error
+
+
+def together(conn: psycopg.Connection):
+    """A block whose statements count together: the caller's transaction where there is one, else one of its own.
+
+    psycopg's `transaction()` alone would commit on an idle connection without autocommit, before its caller does.
+    """
+    idle = conn.info.transaction_status == TransactionStatus.IDLE
+    return conn.transaction() if conn.autocommit and idle else nullcontext()

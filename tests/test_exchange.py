@@ -1,0 +1,148 @@
+"""A worker's round (Queue.exchange): completions and claims in one transaction; ahead only what DESIGN §4 allows."""
+
+import psycopg
+import pytest
+from emptied import emptied
+
+from jobqueue import Backoff, InfrastructureError, JobQueueError, Outcome, Queue
+from jobqueue.lab import database
+
+AT_ONCE = Backoff(shape="constant", base_seconds=0, jitter="none")
+
+
+@pytest.fixture(scope="module")
+def shared(server, template):
+    with database.scratch(server.dsn, template=template) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def dsn(shared):
+    return emptied(shared)
+
+
+def fill(queue, *jobs):
+    """Enqueues one job for each max_attempts given; the ids in order."""
+    return [queue.enqueue("mail", max_attempts=attempts).id for attempts in jobs]
+
+
+def claimed(queue, slots, ahead=0, finished=()):
+    """Ids that a round claims."""
+    return [lease.id for lease in queue.exchange(list(finished), "A", leases={"mail": 30}, slots=slots, ahead=ahead)[1]]
+
+
+def lose_lease(queue, conn):
+    """One job claimed and lost, ready again."""
+    job = queue.enqueue("mail", max_attempts=9).id
+    queue.claim("dead worker")
+    conn.execute("update jobqueue.job set locked_until = jobqueue.now() where id = %s", (job,))
+    queue.reap(backoff=AT_ONCE)
+    return job
+
+
+def test_a_round_completes_what_finished_and_claims_for_the_free_slots(queue):
+    ids = fill(queue, 5, 5, 5, 5)
+    leases = list(queue.claim("A", limit=2))
+    outcomes, claim = queue.exchange(leases, "A", leases={"mail": 30}, slots=1)
+    assert (outcomes, [lease.id for lease in claim], queue.get(ids[0]).status) == (
+        [Outcome.APPLIED] * 2,
+        ids[2:3],
+        "done",
+    )
+
+
+def test_both_halves_of_a_round_are_one_transaction(conn, queue):
+    fill(queue, 5, 5)
+    queue.exchange(list(queue.claim("A")), "A", leases={"mail": 30}, slots=1)
+    assert conn.execute("select count(distinct xmin::text), count(*) from jobqueue.job").fetchone() == (1, 2)
+
+
+def test_jobs_on_their_last_attempt_are_claimed_for_free_slots_and_never_ahead(queue):
+    ids = fill(queue, *[1] * 10)
+    assert (claimed(queue, slots=2, ahead=8), claimed(queue, slots=0, ahead=8)) == (ids[:2], [])
+
+
+def test_jobs_with_attempts_to_spare_are_claimed_ahead(queue):
+    ids = fill(queue, *[2] * 10)
+    assert claimed(queue, slots=2, ahead=5) == ids[:7]
+
+
+def test_a_job_that_has_lost_a_lease_is_claimed_for_a_free_slot_and_never_ahead(conn, queue):
+    poison = lose_lease(queue, conn)
+    others = fill(queue, 5, 5)
+    ahead = claimed(queue, slots=0, ahead=3)
+    assert (ahead, claimed(queue, slots=1, ahead=2)) == (others, [poison])
+
+
+def test_the_oldest_job_gets_the_free_slot_though_it_is_poison(conn, queue):
+    poison = lose_lease(queue, conn)
+    conn.execute("update jobqueue.job set run_at = run_at - interval '1 hour'")
+    others = fill(queue, 5, 5)
+    assert claimed(queue, slots=1, ahead=5) == [poison, *others]
+
+
+def test_one_poison_job_that_kills_its_worker_every_time_kills_no_job_that_had_not_started(conn, queue):
+    """Batches of ten with one poison job: the worker dies of it until it is dead, the nine keep their attempts."""
+    poison, *others = fill(queue, *[3] * 10)
+    for _ in range(3):
+        held = claimed(queue, slots=1, ahead=9)
+        conn.execute("update jobqueue.job set locked_until = jobqueue.now() where id = any (%s)", (held,))
+        queue.reap(backoff=AT_ONCE)
+        conn.execute("update jobqueue.job set run_at = jobqueue.now() - interval '1 hour' where id = %s", (poison,))
+    dead = conn.execute("select id from jobqueue.job where status = 'dead'").fetchall()
+    alive = conn.execute("select count(*), max(attempts) <= 2 from jobqueue.job where status = 'ready'").fetchone()
+    assert (dead, alive) == ([(poison,)], (9, True))
+
+
+def test_a_round_without_free_slots_still_completes(queue):
+    [job] = fill(queue, 5)
+    outcomes, claim = queue.exchange(list(queue.claim("A")), "A", leases={"mail": 30}, slots=0)
+    assert (outcomes, len(claim), queue.get(job).status) == ([Outcome.APPLIED], 0, "done")
+
+
+def test_a_round_answers_for_each_lease_like_complete_many(queue):
+    fill(queue, 5, 5, 5)
+    cancelled, failed, mine = queue.claim("A", limit=3)
+    queue.cancel(cancelled.id)
+    queue.fail(failed, "boom", delay_seconds=60)
+    outcomes, _ = queue.exchange([failed, mine, cancelled], "A", leases={"mail": 30}, slots=1)
+    assert outcomes == [Outcome.CONFLICT, Outcome.APPLIED, Outcome.CANCELLED]
+
+
+def test_a_row_that_another_transaction_holds_is_held_and_stops_nobody(dsn, conn, queue):
+    fill(queue, 5, 5, 5)
+    leases = list(queue.claim("A", limit=2))
+    with psycopg.connect(dsn) as holder:
+        holder.execute("select from jobqueue.job where id = %s for update", (leases[0].id,))
+        conn.execute("set lock_timeout = '50ms'")
+        outcomes, claim = queue.exchange(leases, "A", leases={"mail": 30}, slots=1)
+    assert (outcomes, len(claim)) == ([Outcome.HELD, Outcome.APPLIED], 1)
+
+
+def test_each_type_gets_the_lease_of_its_own_handler(conn, queue):
+    for type in ("quick", "slow"):
+        queue.enqueue(type)
+    queue.exchange([], "A", leases={"slow": 300, "quick": 3}, slots=2)
+    lengths = conn.execute(
+        "select type, extract(epoch from locked_until - started_at)::int from jobqueue.job order by 1"
+    )
+    assert lengths.fetchall() == [("quick", 3), ("slow", 300)]
+
+
+def test_a_round_refuses_to_join_a_callers_transaction(conn, queue):
+    fill(queue, 5, 5)
+    leases = list(queue.claim("A"))
+    with conn.transaction(), pytest.raises(JobQueueError, match="transaction"):
+        queue.exchange(leases, "A", leases={"mail": 30}, slots=1)
+    assert queue.complete(leases[0]) is Outcome.APPLIED
+
+
+def test_a_round_that_the_database_refuses_has_done_neither_half(dsn, conn, queue):
+    fill(queue, 5, 5)
+    leases = list(queue.claim("A"))
+    with psycopg.connect(dsn, autocommit=True) as read_only:
+        read_only.execute("set default_transaction_read_only = on")
+        with pytest.raises(InfrastructureError):
+            Queue(read_only).exchange(leases, "A", leases={"mail": 30}, slots=1)
+    statuses = conn.execute("select status from jobqueue.job order by id").fetchall()
+    assert (statuses, queue.reconcile(leases[0])) == ([("running",), ("ready",)], Outcome.HELD)

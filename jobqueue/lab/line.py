@@ -5,7 +5,7 @@
     line.flush()                            # one round trip
 
 A queue on it is the real one and sends its own statements, as prepared ones over libpq's pipeline (a third of the client's
-work of psycopg's cursors). A block of `transaction()` is a savepoint only where a crash may be asked for; see `crash_after`.
+work of psycopg's cursors). A block of `transaction()` is a savepoint where an actor may be killed, else nothing.
 """
 
 import re
@@ -24,8 +24,8 @@ _PARAMETER = re.compile(r"%\((\w+)\)s")
 _ANSWERS = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 
-class Crash(psycopg.OperationalError):
-    """The process is gone before this statement was sent; what it had not committed is undone."""
+class Killed(Exception):
+    """An actor is gone before it could send its next statement; what it had not committed is undone."""
 
 
 class Line(psycopg.Connection):
@@ -62,13 +62,22 @@ class Line(psycopg.Connection):
                 statement.read(_checked(result), self._adapt)
 
     @contextmanager
-    def crash_after(self, statements: int) -> Iterator[None]:
-        """In this block only so many statements are sent, then Crash is raised; open transaction blocks are undone."""
-        self._left = statements
+    def killed_after(self, steps: int) -> Iterator[None]:
+        """What happens inside is cut off after so many statements and commits; an open transaction block is undone."""
+        self._left = steps
         try:
             yield
+        except Killed:
+            pass
         finally:
             self._left = None
+
+    def step(self) -> None:
+        """One statement or commit of an actor that may be killed between any two."""
+        if self._left == 0:
+            raise Killed("the process was killed before this")
+        if self._left is not None:
+            self._left -= 1
 
     def cursor(self, *args, row_factory=tuple_row, **kwargs):
         return Statement(self, row_factory)
@@ -77,17 +86,14 @@ class Line(psycopg.Connection):
         return Statement(self, tuple_row).execute(query, params)
 
     def transaction(self, *args, **kwargs):
-        """Its statements are in the search's transaction anyway; where a crash may come, a savepoint stands for its BEGIN."""
+        """Its statements are in the search's transaction anyway; where an actor may be killed, a savepoint is its BEGIN."""
         return nullcontext() if self._left is None else _Block(self)
 
     def pipeline(self):
         return nullcontext()
 
     def ask(self, query: str, params: dict | None, row_factory) -> "Statement":
-        if self._left is not None:
-            if self._left == 0:
-                raise Crash("the process was killed here")
-            self._left -= 1
+        self.step()
         statement = self.send(query, params, row_factory)
         self.flush()
         return statement
@@ -172,6 +178,12 @@ class _Block:
         self.line.send(SQL.block)
 
     def __exit__(self, kind, *_) -> None:
+        try:
+            if kind is None:
+                self.line.step()
+        except Killed:
+            self.line.send(SQL.undo_block)
+            raise
         if kind is not None:
             self.line.send(SQL.undo_block)
 

@@ -1,0 +1,35 @@
+-- Statements of the simulation: what a run is read out with. Instants as microseconds after the beginning: exact, and quick.
+
+-- name: sample
+-- The measures at one instant. A job whose backoff runs is waiting for its retry, and not counted as ready.
+select ready - waiting, due, running, waiting, dead, done, age
+from (select count(*) as ready, count(*) filter (where run_at <= jobqueue.now()) as due,
+             count(*) filter (where attempts > 0 and run_at > jobqueue.now()) as waiting,
+             coalesce(extract(epoch from jobqueue.now() - min(run_at) filter (where run_at <= jobqueue.now())), 0)::float8 as age
+      from jobqueue.job where status = 'ready') r,
+  (select count(*) as running from jobqueue.job where status = 'running') n,
+  (select count(*) as dead from jobqueue.job where status in ('failed', 'dead')) d,
+  (select (select count(*) from jobqueue.job where status = 'done')
+        + (select count(*) from jobqueue.job_archive where status = 'done') as done) e
+
+-- name: jobs
+select id, type, status,
+  (extract(epoch from created_at - %(beginning)s::timestamptz) * 1000000)::bigint,
+  (extract(epoch from run_at - %(beginning)s::timestamptz) * 1000000)::bigint,
+  (extract(epoch from started_at - %(beginning)s::timestamptz) * 1000000)::bigint,
+  (extract(epoch from finished_at - %(beginning)s::timestamptz) * 1000000)::bigint,
+  attempts, lease_losses
+from (select * from jobqueue.job union all select * from jobqueue.job_archive) j
+where id > %(after)s order by id limit %(most)s
+
+-- name: next_slot
+select (extract(epoch from min(next_run_at) - %(beginning)s::timestamptz) * 1000000)::bigint from jobqueue.schedule
+
+-- name: running
+-- Rows that nobody will end: leases out at the end of a run.
+select id, locked_by, epoch from jobqueue.job where status = 'running' order by id
+
+-- name: vacuum
+-- Claims walk the dead entries before the first live one (250 µs per thousand), and autovacuum naps a minute: here that is
+-- many thousand jobs. Real deployments live with a second of it.
+vacuum (truncate false, parallel 0) jobqueue.job

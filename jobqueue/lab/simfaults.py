@@ -1,0 +1,193 @@
+"""What faults do to simulated processes: each kind of `faults.Fault` is a method, and what ends it by itself an event."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..sql import SQL
+from .faults import Fault
+from .simworkers import DONE, POISON, SECOND, Held, SimWorker
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
+
+RECONNECT_SECONDS = (0.05, 0.1)  # after a session was cut
+COME_BACK_SECONDS = (0.05, 2.0)  # after an outage: the jittered pause of a loop that has tried for a while
+
+
+class Injector:
+    """Applies faults to a simulation, and writes down what began and what ended."""
+
+    def __init__(self, simulation: Simulation):
+        self.sim = simulation
+        self.events: list[tuple] = []  # time_seconds, kind, target, until_seconds
+
+    def apply(self, fault: Fault) -> None:
+        self.events.append((fault.at, fault.kind, fault.target, fault.until_seconds))
+        sim = self.sim
+        sim.coming -= fault.kind in ("burst", "poison")
+        getattr(self, fault.kind)(sim.workers[fault.worker] if fault.worker is not None else fault.target, fault)
+
+    def _note(self, kind: str, target: str) -> None:
+        self.events.append((self.sim.now / SECOND, kind, target, None))
+
+    # ------------------------------------------------------------ processes
+
+    def kill(self, target, fault: Fault) -> None:
+        if isinstance(target, str):
+            self.sim.dead_loops.add(target)
+            self.sim.after(fault.seconds, self._revive_loop, target)
+            return
+        self._die(target)
+        self.sim.after(fault.seconds, self._revive, target, target.start)
+
+    def start(self, target, fault: Fault) -> None:
+        if isinstance(target, str):
+            self._revive_loop(target)
+        else:
+            self._revive(target, target.start)
+
+    def stop(self, target, fault: Fault) -> None:
+        if isinstance(target, str):
+            self.sim.dead_loops.add(target)
+        elif target.state == "running":
+            target.state = "stopping" if target.held else "dead"
+            self.sim.set_idle(target)
+            self.sim.after(fault.seconds, self._grace_over, target)
+
+    def pause(self, worker: SimWorker, fault: Fault) -> None:
+        if worker.state not in ("running", "stopping"):
+            return
+        worker.paused_at, worker.paused_from, worker.state = self.sim.now, worker.state, "paused"
+        self.sim.set_idle(worker)
+        for held in worker.held.values():
+            held.serial += 1
+            self.sim.expires(held)
+        self.sim.after(fault.seconds, self._thaw, worker, self.sim.now)
+
+    def resume(self, worker: SimWorker, fault: Fault) -> None:
+        self._thaw(worker, worker.paused_at)
+
+    def poisoned(self, worker: SimWorker, held: Held) -> None:
+        """An attempt takes its process with it."""
+        if worker.held.get(held.lease.id) is held:
+            self._note("kill", worker.name)
+            self._die(worker)
+            self.sim.after(held.lease.payload.get("restart_seconds"), self._revive, worker, worker.start)
+
+    def _die(self, worker: SimWorker) -> None:
+        worker.state = "dead"
+        self.sim.set_idle(worker)
+        for held in worker.drop_all():
+            self.sim.expires(held)
+
+    def _revive(self, worker: SimWorker, start: int) -> None:
+        """A new process under a new owner, unless somebody has started it meanwhile."""
+        sim = self.sim
+        if sim.workers[worker.place] is not worker or worker.state != "dead" or worker.start != start:
+            return
+        sim.workers[worker.place] = fresh = SimWorker(worker.place, worker.slots, start=start + 1, back=worker.back)
+        self._note("start", fresh.name)
+        sim.set_idle(fresh)
+        sim.stir(unsure=True)
+
+    def _revive_loop(self, name: str) -> None:
+        self.sim.dead_loops.discard(name)
+        self._note("start", name)
+        self.sim.loop_is_back(name)
+
+    def _thaw(self, worker: SimWorker, paused_at: int) -> None:
+        """Its handlers go on where they stood; its heartbeats are overdue."""
+        if worker.state != "paused" or worker.paused_at != paused_at:
+            return
+        worker.state = worker.paused_from
+        self._note("resume", worker.name)
+        for held in worker.held.values():
+            held.ends += self.sim.now - paused_at
+            self.sim.expect(held)
+        self.sim.set_idle(worker)
+        self.sim.stir(unsure=True)
+
+    def _grace_over(self, worker: SimWorker) -> None:
+        if worker.state != "stopping":
+            return
+        if self.sim.now < worker.back:
+            self.sim.again_at(worker.back, self._grace_over, worker)
+            return
+        worker.state = "dead"
+        for held in worker.drop_all():
+            self.sim.release(held)
+        self.sim.stir(unsure=True)
+
+    # ------------------------------------------------------------ handlers and what they depend on
+
+    def slow(self, target, fault: Fault) -> None:
+        until = self.sim.now + round(fault.seconds * SECOND)
+        if isinstance(target, str):
+            self.sim.handlers.slow(target, until, fault.factor)
+        else:
+            target.slow_until, target.factor = until, fault.factor
+
+    def down(self, type: str, fault: Fault) -> None:
+        self.sim.handlers.down(type, self.sim.now + round(fault.seconds * SECOND), fault.capacity)
+
+    def burst(self, type: str, fault: Fault) -> None:
+        self.sim.enqueue([self.sim.jobs.job(type, {"seconds": fault.service_seconds})] * fault.n)
+
+    def poison(self, type: str, fault: Fault) -> None:
+        self.sim.enqueue([self.sim.jobs.job(type, {POISON: True, "restart_seconds": fault.seconds})] * fault.n)
+
+    # ------------------------------------------------------------ the database and the way to it
+
+    def outage(self, target: str, fault: Fault) -> None:
+        """Nobody is answered; back again, workers renew what they hold before the reaper takes anything away."""
+        sim = self.sim
+        sim.away_until = max(sim.away_until, sim.now + round(fault.seconds * SECOND))
+        sim.no_reap_until = sim.away_until + round(sim.plan.outage_grace_seconds * SECOND)
+        sim.again_at(sim.away_until, self._back)
+        for worker in sim.workers:
+            worker.back = sim.away_until + round(sim.rng.uniform(*COME_BACK_SECONDS) * SECOND)
+            for held in worker.held.values():
+                sim.expires(held)
+
+    def crash(self, target: str, fault: Fault) -> None:
+        self.outage(target, fault)
+        for worker in self.sim.workers:
+            self.cut(worker, fault)
+
+    def cut(self, worker: SimWorker, fault: Fault) -> None:
+        worker.cut = worker.state in ("running", "stopping")
+
+    def claim_reply_lost(self, worker: SimWorker, claim) -> None:
+        """The rows are running under its name, and it doesn't know: it gives back what it doesn't hold, once connected."""
+        self._lose_connection(worker)
+        self.sim.again_at(worker.back, self._recover, worker)
+        for lease in claim:
+            self.sim.expires(Held(worker, lease, self.sim.now, 0, DONE))
+
+    def reply_lost(self, held: Held) -> None:
+        """What it said is committed; it will hear so when it says it again."""
+        self._lose_connection(held.worker)
+        held.ends = held.worker.back
+        self.sim.expect(held)
+
+    def _back(self) -> None:
+        if self.sim.now >= self.sim.away_until:
+            self._note("restart", "database")
+            self.sim.stir()
+
+    def _lose_connection(self, worker: SimWorker) -> None:
+        worker.cut = False
+        worker.back = self.sim.now + round(self.sim.rng.uniform(*RECONNECT_SECONDS) * SECOND)
+
+    def _recover(self, worker: SimWorker) -> None:
+        if worker.state not in ("running", "stopping"):
+            return
+        if self.sim.now < worker.back:
+            self.sim.again_at(worker.back, self._recover, worker)
+            return
+        leases = [held.lease for held in worker.held.values()]
+        asked = {"owner": worker.owner, "ids": [lease.id for lease in leases], "epochs": [lease.epoch for lease in leases]}
+        for (job_id,) in self.sim.line.execute(SQL.release_unheld, asked).fetchall():
+            self.sim.attempts.end(job_id, None, "released", self.sim.now)
+        self.sim.stir(unsure=True)

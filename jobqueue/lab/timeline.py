@@ -1,0 +1,178 @@
+"""A connection in virtual time: the clock, and statements whose answers can wait, travel with the next one that is read.
+
+    line.at(1_500_000)                  # from here on it is 1.5 s after the beginning; sent with the next statement
+    with line.later([(7,)], missed):    # the one statement sent in this block is presumed to answer so
+        queue.complete(lease)
+    line.flush()                        # missed() is called where the answer had no row
+
+A queue on it is the real one: `Queue(line)` sends its own statements. They go as prepared statements over libpq's pipeline,
+one round trip for all that has gathered (a client's work and waiting per statement fall to a third of psycopg's cursors);
+what else psycopg offers works as ever, after a flush. Statements that gather are one transaction: nobody else is here.
+"""
+
+import re
+from contextlib import contextmanager
+from datetime import timedelta
+
+import psycopg
+from psycopg import errors, pq
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.rows import tuple_row
+
+from .clock import BEGINNING, SQL
+
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+_ANSWERS = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+_MOST_WAITING = 200  # statements; the server answers into a buffer that nobody reads meanwhile
+
+
+class Timeline(psycopg.Connection):
+    """An autocommit connection to a database of virtual time; its clock is set in microseconds after `BEGINNING`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._plans, self._waiting, self._presumed = {}, [], None
+        self._clock = None  # to be sent before the next statement
+        self._adapt = Transformer(self)
+
+    @classmethod
+    def open(cls, dsn: str, settings: dict[str, str]) -> "Timeline":
+        """settings: of this session alone, such as synchronous_commit=off."""
+        return cls.connect(dsn, autocommit=True, options=" ".join(f"-c {name}={value}" for name, value in settings.items()))
+
+    def at(self, microseconds: int) -> None:
+        self._clock = microseconds
+
+    @contextmanager
+    def later(self, presumed: list[tuple], missed=None):
+        """Statements in this block are answered with the rows presumed; missed() is called if there was none after all."""
+        self._presumed = (presumed, missed)
+        try:
+            yield
+        finally:
+            self._presumed = None
+
+    def flush(self) -> None:
+        """Sends what waits, the clock too, and reads the answers."""
+        self._send_clock()
+        self._exchange()
+
+    def cursor(self, *args, row_factory=None, **kwargs):
+        if args or kwargs or row_factory not in (None, tuple_row):
+            self.flush()
+            return super().cursor(*args, row_factory=row_factory, **kwargs)
+        return Statement(self)
+
+    def execute(self, query, params=None, **kwargs):
+        return Statement(self).execute(query, params)
+
+    def transaction(self, *args, **kwargs):
+        self.flush()
+        return super().transaction(*args, **kwargs)
+
+    def alone(self, query: str) -> None:
+        """A statement that must not share a transaction."""
+        self.flush()
+        super().cursor().execute(query)
+
+    def pipeline(self):
+        raise NotImplementedError("what gathers here goes in one pipeline already")
+
+    def answer(self, query: str, params) -> list[tuple]:
+        """Rows of this statement: its own, with all that waited sent before it, or those presumed."""
+        self._send_clock()
+        self._send(query, params, self._presumed and self._presumed[1])
+        if self._presumed is None:
+            return self._exchange()
+        if len(self._waiting) >= _MOST_WAITING:
+            self._exchange()
+        return self._presumed[0]
+
+    def _send_clock(self) -> None:
+        if self._clock is not None:
+            instant, self._clock = BEGINNING + timedelta(microseconds=self._clock), None
+            self._send(SQL.set_clock.replace("%s", "%(instant)s"), {"instant": instant.isoformat()}, None)
+
+    def _send(self, query: str, params, missed) -> None:
+        name, places, formats = self._plans.get(query) or self._parsed(query)
+        given = self._adapt.dump_sequence([params[place] for place in places], formats)
+        self._waiting.append((name, given, missed))
+
+    def _parsed(self, query: str):
+        """Parsed once; the server infers each parameter's type from its place."""
+        places = list(dict.fromkeys(_PARAMETER.findall(query)))
+        name = f"timeline_{len(self._plans)}".encode()
+        text = _PARAMETER.sub(lambda found: f"${places.index(found[1]) + 1}", query).replace("%%", "%")
+        _checked(self.pgconn.prepare(name, text.encode()))
+        self._plans[query] = name, places, [PyFormat.TEXT] * len(places)
+        return self._plans[query]
+
+    def _exchange(self) -> list[tuple]:
+        """One round trip; the rows of the last statement."""
+        if not self._waiting:
+            return []
+        sent, self._waiting = self._waiting, []
+        results = self._piped(sent)
+        for result in results:
+            _checked(result)
+        last = results[-1]
+        self._adapt.set_pgresult(last)
+        rows = self._adapt.load_rows(0, last.ntuples, tuple)
+        for (_, _, missed), result in zip(sent, results, strict=True):
+            if missed is not None and not result.ntuples:
+                missed()
+        return rows
+
+    def _piped(self, sent) -> list:
+        wire = self.pgconn
+        wire.enter_pipeline_mode()
+        try:
+            for name, given, _ in sent:
+                wire.send_query_prepared(name, given)
+            wire.pipeline_sync()
+            results = []
+            for _ in sent:
+                results.append(wire.get_result())
+                wire.get_result()  # the end of this statement's
+            wire.get_result()  # the sync: all is committed, or nothing
+            return results
+        finally:
+            if wire.status == pq.ConnStatus.OK:
+                wire.exit_pipeline_mode()
+
+
+class Statement:
+    """As much of a cursor as the queue's verbs ask for."""
+
+    def __init__(self, line: Timeline):
+        self._line, self._rows = line, []
+
+    def execute(self, query: str, params=None) -> "Statement":
+        self._rows = self._line.answer(query, params or {})
+        return self
+
+    @property
+    def rowcount(self) -> int:
+        return len(self._rows)
+
+    def fetchall(self) -> list[tuple]:
+        return self._rows
+
+    def fetchone(self) -> tuple | None:
+        return self._rows[0] if self._rows else None
+
+    def __iter__(self):
+        return iter(self._rows)
+
+    def __enter__(self) -> "Statement":
+        return self
+
+    def __exit__(self, *_) -> None:
+        pass
+
+
+def _checked(result) -> None:
+    if result is None:
+        raise psycopg.OperationalError("the connection to the database was lost")
+    if result.status not in _ANSWERS:
+        raise errors.error_from_result(result)

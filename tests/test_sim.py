@@ -1,0 +1,245 @@
+"""The simulated day: real SQL under a virtual clock, the same to the last digit, with every kind of fault."""
+import os
+import signal
+import time
+
+import pandas as pd
+import psycopg
+import pytest
+
+from jobqueue import Backoff
+from jobqueue.errors import InvalidInput
+from jobqueue.lab import faults, sim, workload
+from jobqueue.lab.workload import Workload
+
+JOBS = ["id", "type", "status", "created_at", "run_at", "started_at", "finished_at", "attempts", "lease_losses", "wait_seconds", "service_seconds"]
+QUICK = Backoff(base_seconds=1, ceiling_seconds=30)
+
+
+def simulate(server, work, **given):
+    return sim.run(work, dsn=server.dsn, progress=False, **{"backoff": QUICK, **given})
+
+
+def at(*instants, seconds=10.0, type="job"):
+    """Jobs at these instants."""
+    n = len(instants)
+    return Workload(list(instants), [type] * n, [seconds] * n, ["done"] * n)
+
+
+def databases(server):
+    with psycopg.connect(server.dsn, autocommit=True) as conn:
+        return {name for (name,) in conn.execute("select datname from pg_database where datname like 'jobqueue_lab_%'")}
+
+
+EVERYTHING = [
+    faults.kill(0, at=100, seconds=20), faults.freeze(1, at=150, seconds=60), faults.stop(2, at=200, grace_seconds=2), faults.start(2, at=260),
+    faults.cut(3, at=280), faults.slow(0, at=300, seconds=50), faults.slow("job", at=310, seconds=30, factor=3), faults.down("job", at=360, seconds=40, capacity=2),
+    faults.poison(at=420), faults.burst(at=450, n=30, service_seconds=2), faults.outage(at=500, seconds=45), faults.crash_database(at=600, seconds=10),
+    faults.freeze(3, at=640), faults.resume(3, at=700), faults.kill("reaper", at=710, seconds=60),
+]  # fmt: skip
+
+
+def everything(server, seed=3):
+    recipe = workload.poisson(rate=0.8, service=workload.exponential(4), n=600, failed=0.02)
+    return simulate(server, recipe, workers=5, lease_seconds=15, faults=EVERYTHING, seed=seed, failing=0.05)
+
+
+# ---- the same run again ----------------------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_the_same_frames_to_the_last_digit_on_two_fresh_databases(server):
+    first, second = everything(server), everything(server)
+    for name in ("jobs", "attempts", "ages", "events", "refused"):
+        pd.testing.assert_frame_equal(getattr(first, name), getattr(second, name), check_exact=True)
+
+
+def test_another_seed_gives_another_run(server):
+    recipe = workload.poisson(rate=1, service=workload.exponential(1), n=50)
+    first, second = (simulate(server, recipe, seed=seed) for seed in (1, 2))
+    assert not first.jobs.equals(second.jobs)
+
+
+def test_no_job_is_lost_under_every_fault(server):
+    run = everything(server)
+    assert set(run.jobs["status"]) == {"done", "failed", "dead"}
+    assert len(run.jobs) == 600 + 30 + 1
+    assert run.jobs["type"].eq("poison").sum() == 1
+    assert set(run.attempts["outcome"]) == {"done", "failed", "failed_permanently", "released", "lost"}
+    assert int(run.jobs["lease_losses"].sum()) == int(run.attempts["outcome"].eq("lost").sum())
+
+
+# ---- frames ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_frame_of_jobs_has_the_columns_of_the_contract(server):
+    run = simulate(server, at(0.0, 1.0), workers=1)
+    assert list(run.jobs.columns) == JOBS
+    job = run.jobs.iloc[1]
+    assert (job["status"], job["attempts"], job["lease_losses"], job["wait_seconds"], job["service_seconds"]) == ("done", 1, 0, 9.0, 10.0)
+    assert job["created_at"].isoformat() == "2026-01-01T00:00:01+00:00"
+
+
+def test_attempts_and_ages_have_what_charts_ask_for(server):
+    run = simulate(server, at(0.0, 1.0), workers=1, sample_seconds=5)
+    assert run.attempts[["job_id", "epoch", "worker", "started", "ended", "outcome"]].values.tolist() == [
+        [1, 1, "worker-0", 0.0, 10.0, "done"], [2, 1, "worker-0", 10.0, 20.0, "done"]]  # fmt: skip
+    assert run.ages[["time_seconds", "ready", "due", "running", "waiting_retry", "dead", "done", "oldest_age_seconds"]].values.tolist() == [
+        [0, 0, 0, 1, 0, 0, 0, 0], [5, 1, 1, 1, 0, 0, 0, 4], [10, 0, 0, 1, 0, 0, 1, 0], [15, 0, 0, 1, 0, 0, 1, 0], [20, 0, 0, 0, 0, 0, 2, 0]]  # fmt: skip
+
+
+def test_statuses_come_from_rows_when_a_run_is_stopped_early(server):
+    run = simulate(server, at(0.0, 1.0, 2.0), workers=1, until_seconds=15)
+    assert run.jobs["status"].tolist() == ["done", "running", "ready"]
+    assert run.attempts["outcome"].tolist() == ["done", "running"]
+
+
+def test_jobs_that_the_janitor_archived_are_in_the_frames(server):
+    run = simulate(server, at(0.0, 10_000.0, seconds=1.0), workers=1, archive_after_seconds=1000, sample_seconds=5000)
+    assert run.jobs["status"].tolist() == ["done", "done"]
+    assert run.ages["done"].tolist()[-1] == 2
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_frozen_past_its_lease_is_told_lost_and_its_job_ran_once_more(server):
+    run = simulate(server, at(0.0), workers=2, lease_seconds=6, faults=[faults.freeze(0, at=1, seconds=60)], effects=True)
+    lost, done = run.attempts.to_dict("records")
+    assert (lost["worker"], lost["outcome"], done["worker"], done["outcome"]) == ("worker-0", "lost", "worker-1", "done")
+    assert 6 <= lost["ended"] < 7 + 1
+    late = run.refused[["worker", "verb", "outcome"]].values.tolist()
+    assert late == [["worker-0", "heartbeat", "LOST"], ["worker-0", "complete", "LOST"]] or run.span_seconds < 61
+
+
+def frozen(server):
+    """Still simulated when the frozen worker wakes up: another job comes late."""
+    work = at(0.0, 200.0)
+    return simulate(server, work, workers=2, lease_seconds=6, faults=[faults.freeze(0, at=1, seconds=60)], effects=True)
+
+
+def test_a_late_completion_is_refused_as_lost(server):
+    assert frozen(server).refused[["worker", "verb", "job_id", "epoch", "outcome"]].values.tolist() == [
+        ["worker-0", "heartbeat", 1, 1, "LOST"], ["worker-0", "complete", 1, 1, "LOST"]]  # fmt: skip
+
+
+def test_its_effect_is_there_twice_outside_and_once_under_the_key(server):
+    effects = frozen(server).effects
+    assert effects.groupby(["destination", "job_id"]).size().to_dict() == {
+        ("outside", 1): 2, ("outside", 2): 1, ("transaction", 1): 1, ("transaction", 2): 1}  # fmt: skip
+
+
+def test_the_effects_ledger_shows_no_duplicate_under_every_fault(server):
+    recipe = workload.poisson(rate=0.8, service=workload.exponential(4), n=300)
+    run = simulate(server, recipe, workers=5, lease_seconds=15, faults=EVERYTHING[:7], seed=3, effects=True)
+    inside = run.effects[run.effects["destination"] == "transaction"]
+    assert sorted(inside["job_id"]) == run.jobs.loc[run.jobs["status"] == "done", "id"].tolist()
+    assert (run.effects["destination"] == "outside").sum() > len(inside)
+
+
+def test_a_killed_worker_costs_one_lease_and_the_reapers_period(server):
+    run = simulate(server, at(0.0), workers=2, lease_seconds=30, faults=[faults.kill(0, at=5)])
+    lost, done = run.attempts.to_dict("records")
+    assert (lost["outcome"], done["outcome"], done["worker"]) == ("lost", "done", "worker-1")
+    assert 30 <= lost["ended"] <= 31 and run.jobs["lease_losses"].tolist() == [1]
+
+
+def test_heartbeats_keep_the_lease_of_a_long_job(server):
+    run = simulate(server, at(0.0, seconds=1000.0), workers=2, lease_seconds=30, faults=[faults.kill(1, at=1)])
+    assert run.attempts["outcome"].tolist() == ["done"] and run.refused.empty
+
+
+def test_a_graceful_stop_gives_the_attempt_back(server):
+    run = simulate(server, at(0.0, seconds=60.0), workers=2, faults=[faults.stop(0, at=10, grace_seconds=5)])
+    assert run.attempts[["worker", "ended", "outcome"]].values.tolist() == [["worker-0", 15.0, "released"], ["worker-1", 75.0, "done"]]
+    assert run.jobs["attempts"].tolist() == [1]
+
+
+def test_an_outage_shorter_than_the_grace_takes_no_lease_away(server):
+    run = simulate(server, at(0.0, 50.0, seconds=200.0), workers=2, lease_seconds=20, faults=[faults.outage(at=40, seconds=60)])
+    assert run.attempts["outcome"].tolist() == ["done", "done"]
+    assert run.jobs["created_at"].dt.strftime("%M:%S").tolist() == ["00:00", "01:40"]  # the producer waited
+
+
+def test_a_lost_reply_to_a_completion_runs_nothing_twice(server):
+    run = simulate(server, at(0.0, 100.0), workers=1, faults=[faults.cut(0, at=5)])
+    assert run.attempts["outcome"].tolist() == ["done", "done"] and run.jobs["attempts"].tolist() == [1, 1]
+
+
+def test_a_lost_reply_to_a_claim_is_given_back(server):
+    run = simulate(server, at(10.0), workers=1, faults=[faults.cut(0, at=5)])
+    assert run.attempts["outcome"].tolist() == ["released", "done"] and run.jobs["attempts"].tolist() == [1]
+
+
+def test_poison_takes_a_worker_each_attempt_and_dies_in_the_end(server):
+    run = simulate(server, at(0.0, 500.0), workers=3, lease_seconds=5, faults=[faults.poison(at=10)], max_attempts=3)
+    assert run.jobs["status"].tolist() == ["done", "dead", "done"]
+    assert run.events["kind"].tolist() == ["poison"] + ["kill", "start"] * 3
+    assert run.jobs["lease_losses"].tolist() == [0, 3, 0]
+
+
+def test_a_dependency_that_bears_little_is_kept_down_by_the_retries(server):
+    work = at(*[0.0] * 40, seconds=0.0)
+    gone = faults.down("job", at=0, seconds=10)
+    quick, held = (
+        simulate(server, work, workers=40, max_attempts=100, backoff=Backoff("constant", base_seconds=2, jitter=jitter), faults=[fault])
+        for jitter, fault in (("none", gone), ("none", faults.down("job", at=0, seconds=10, capacity=10)))
+    )
+    assert quick.span_seconds < 15 < held.span_seconds
+    assert quick.jobs["status"].eq("done").all()
+
+
+def test_a_run_ends_when_nothing_can_happen_any_more(server):
+    run = simulate(server, at(0.0, 1.0), workers=1, faults=[faults.kill(0, at=5)])
+    assert run.jobs["status"].tolist() == ["ready", "ready"] and run.span_seconds < 60
+
+
+def test_idle_workers_that_poll_wait_half_a_period_on_average(server):
+    recipe = workload.poisson(rate=0.01, service=workload.constant(0.1), n=300)
+    run = simulate(server, recipe, workers=1, poll_seconds=10)
+    assert run.jobs["wait_seconds"].mean() == pytest.approx(5, rel=0.15) and run.jobs["wait_seconds"].max() <= 10
+
+
+# ---- bad input, interruption -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"workers": 0}, "workers must lie in 1–100,000, not 0"),
+        ({"lease_seconds": 0}, "lease_seconds must lie in 0.001–86,400 seconds, not 0"),
+        ({"backoff": 3}, "backoff must be a Backoff, or one a type, not 3"),
+        ({"faults": [faults.kill(9, at=1)]}, "kill at 1 s aims at worker-9, but there are worker-0 to worker-3"),
+        ({"faults": ["kill"]}, "faults are made by jobqueue.lab.faults"),
+        ({"failing": 2}, "failing is a share from 0 to 1"),
+        ({"retries": 2}, "sim.run has no parameter 'retries'"),
+        ({"seed": -1}, "seed must lie in 0–"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_started(given, words):
+    with pytest.raises(InvalidInput, match=words):
+        sim.run(at(0.0), dsn="host=nowhere", **given)
+
+
+def test_an_interrupted_run_leaves_no_database_behind(server):
+    before = databases(server)
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(server, workload.poisson(rate=1, service=workload.constant(1), n=1_000_000), workers=2)
+    assert databases(server) == before
+
+
+# ---- the bars of the issue: long -------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_real_day_replays_whole(server):
+    path = os.environ.get("JOBQUEUE_TRACE")
+    if not path:
+        pytest.skip("JOBQUEUE_TRACE names no trace file")
+    day = workload.read(path)
+    begun = time.monotonic()
+    run = simulate(server, day, workers=1620, lease_seconds=86_400, outcomes=False)
+    assert len(run.jobs) == len(day) and run.jobs["status"].eq("done").all()
+    assert run.refused.empty and time.monotonic() - begun < 300

@@ -119,7 +119,7 @@ def openmetrics(conn: psycopg.Connection) -> str:
     return generate_latest(registry).decode()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # hashable by identity, as a registry wants it
 class _Collected:
     families: list
 

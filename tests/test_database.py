@@ -183,8 +183,17 @@ def test_a_killed_keeper_leaves_no_server(home, fresh):
     psutil.Process(server.keeper_pid).kill()
     wait_gone(server.pid)
     wait_until(lambda: not list(home.glob("server-*")), PROMISED_SECONDS, "the removal of its files")
-    with pytest.raises(DatabaseError, match="the keeper of this server was killed"):
-        server.stop()
+    server.close()
+
+
+def test_a_fresh_server_whose_keeper_was_killed_says_that_it_is_gone():
+    server = Server()
+    psutil.Process(server.keeper_pid).kill()
+    wait_gone(server.pid)
+    with pytest.raises(DatabaseError, match="the keeper of this server was killed: the server is gone"):
+        server.start()
+    with pytest.raises(DatabaseError, match="this server has been closed"):
+        server.start()
 
 
 @pytest.mark.long
@@ -192,9 +201,10 @@ def test_a_lasting_server_whose_keeper_was_killed_starts_again(home):
     server = Server(fresh=False)
     tell(server.dsn, "create table kept as select 42 as answer")
     psutil.Process(server.keeper_pid).kill()
-    with Server(fresh=False) as again:
-        assert ask(again.dsn, "select answer from kept") == 42
-    wait_gone(again.pid)
+    server.start()
+    assert ask(server.dsn, "select answer from kept") == 42
+    server.close()
+    wait_gone(server.pid, server.keeper_pid)
 
 
 @pytest.mark.long

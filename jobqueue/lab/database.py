@@ -33,6 +33,7 @@ SQL = statements(text("lab/database.sql"))
 START_SECONDS = 120.0  # crash recovery of a lasting server may have much to do
 SETTINGS = {"timezone": "UTC", "log_timezone": "UTC", "fsync": "on", "max_connections": 200}
 MODES = tuple(keeper.SIGNALS)
+ATTEMPTS = 5  # at a keeper that ends while it is asked
 ABANDONED_SECONDS = 60.0  # younger ones may still be starting
 
 
@@ -73,6 +74,7 @@ class Server:
         self._plan = _plan(self._found, home, fresh, settings or {})
         self._guarded = threading.RLock()
         self._link: _Link | None = None
+        self._closed = False
         try:
             self.start()
         except BaseException:
@@ -101,8 +103,6 @@ class Server:
     def start(self) -> Server:
         """Start unless it runs; waits until it accepts connections. Raises DatabaseError with what the server said."""
         with self._guarded:
-            if self._link is None:
-                self._link = _attach(self._plan)
             answer = self._ask("start", START_SECONDS)
             self.pid, self.keeper_pid = answer["pid"], answer["keeper"]
         return self
@@ -122,6 +122,7 @@ class Server:
     def close(self) -> None:
         """Let go of it. A fresh server has ended, and its files are gone, when this returns."""
         with self._guarded:
+            self._closed = True
             if self._link is not None:
                 self._link.close(wait=not self._plan.lasting)
                 self._link = None
@@ -134,14 +135,20 @@ class Server:
         self.close()
 
     def _ask(self, op: str, timeout_seconds: float, **fields: Any) -> dict[str, Any]:
-        if self._link is None:
+        """The keeper's answer. A lasting server's keeper may have just ended, or been killed: the next one is asked."""
+        if self._closed:
             raise DatabaseError("this server has been closed")
-        answer = self._link.ask(op, timeout_seconds, **fields)
-        if answer is None:
+        for _ in range(ATTEMPTS):
+            if self._link is None:
+                self._link = _attach(self._plan)
+            answer = self._link.ask(op, timeout_seconds, **fields)
+            if answer is not None:
+                return answer
+            if not self._plan.lasting:
+                self._closed = True
+                raise DatabaseError("the keeper of this server was killed: the server is gone, and its data with it")
             self._link = None
-            lost = "" if self._plan.lasting else ", and its data with it"
-            raise DatabaseError(f"the keeper of this server was killed: the server is gone{lost}")
-        return answer
+        raise DatabaseError(f"the keepers of this server end as soon as they begin: {_last_words(self._plan)}")
 
 
 @contextlib.contextmanager
@@ -204,9 +211,8 @@ def _connected(dsn: str) -> Iterator[psycopg.Connection[Any]]:
 def _plan(found: binaries.Binaries, home: Path, fresh: bool, settings: Mapping[str, object]) -> keeper.Plan:
     root = _fresh_root(home) if fresh else home / f"postgres-{found.major}"
     user = binaries.unprivileged()
-    root.mkdir(mode=0o700, exist_ok=True)
-    if user:
-        shutil.chown(root, user)
+    root.mkdir(exist_ok=True)
+    root.chmod(0o711 if user else 0o700)  # passable for the user that owns the data in it
     sockets = f"/tmp/jobqueue-{os.geteuid()}-{sha256(os.fsencode(root)).hexdigest()[:12]}"
     return keeper.Plan(root=str(root), sockets=sockets, binaries=str(found.folder), user=user, lasting=not fresh,
                        dsn=f"postgresql://postgres@/postgres?host={sockets}&port={keeper.PORT}",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import locale
 import os
 import pwd
 import selectors
@@ -33,7 +34,6 @@ BUSY_SECONDS, QUIET_SECONDS = 0.02, 0.5  # period of a look at the server while 
 SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 DOWN, STARTING, UP, STOPPING = "down", "starting", "up", "stopping"
 READY = "ready"  # in line 8 of postmaster.pid, as pg_ctl reads it; "starting" lasts through crash recovery
-LOCALE = "C.UTF-8"
 PORT = 5432  # only part of the socket's name: each server has a folder of its own
 
 
@@ -170,7 +170,8 @@ class Keeper:
     def _forget(self, client: socket.socket) -> None:
         self.selector.unregister(client)
         self.clients.discard(client)
-        self.leaving.append(client)  # left open: one that waits for the end reads until this process is gone
+        if not self.plan.lasting:
+            self.leaving.append(client)  # left open: its owner reads on until this process is gone
         self.waiting_up = [one for one in self.waiting_up if one is not client]
         self.waiting_down = [one for one in self.waiting_down if one is not client]
         self.until = time.monotonic() + self.plan.grace_seconds
@@ -188,11 +189,23 @@ def make_cluster(plan: Plan) -> None:
     if new.exists():
         clear(plan.root, patience_seconds=0)
         shutil.rmtree(new)
+    new.mkdir(mode=0o700)  # this alone is the unprivileged user's: root opens no file where another could put a link
+    if plan.user:
+        shutil.chown(new, plan.user)
     command = [str(Path(plan.binaries, "initdb")), "-D", str(new), "-U", "postgres", "-A", "trust", "-E", "UTF8",
-               "--no-sync", f"--locale={LOCALE}"]
+               "--no-sync", f"--locale={collation()}"]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                    cwd=plan.root, env=environment(), **identity(plan.user))
     new.rename(plan.data)
+
+
+def collation() -> str:
+    """C.UTF-8 where the system has it (older macOS has not), else C: both order by code point."""
+    try:
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+        return "C.UTF-8"
+    except locale.Error:
+        return "C"
 
 
 def launch(plan: Plan) -> subprocess.Popen[bytes]:
@@ -245,7 +258,7 @@ def stop_orphans(plan: Plan) -> None:
         for process in leftovers(plan.root):
             if str(process.pid) == first:
                 process.send_signal(SIGNALS["fast" if plan.lasting else "immediate"])
-        clear(plan.root, patience_seconds=FAST_SECONDS)
+        clear(plan.root, patience_seconds=FAST_SECONDS if plan.lasting else IMMEDIATE_SECONDS)
         lock.unlink(missing_ok=True)
 
 

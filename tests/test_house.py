@@ -22,7 +22,7 @@ CORE_SQL = [path for path in SQL if "lab" not in path.parts]
 README = ROOT / "README.md"
 LAYERS = [  # a module imports from the sets above its own, or from its own without a circle
     {"errors", "model", "outcome", "backoff", "cron", "limits"},
-    {"sql"},
+    {"sql", "transactions"},
     {"queue", "schedules", "slots", "metrics", "story", "installation", "publication"},
     {"loop", "context", "shift", "slot", "rounds", "endings", "pulse", "watch"},
     {"worker", "scheduler", "reaper", "janitor"},
@@ -82,7 +82,7 @@ def layer(module):
 
 
 def of_layers(below):
-    return [path for path in MODULES if (layer(path.stem) or 0) < below]
+    return [path for path in MODULES if layer(path.stem) is not None and layer(path.stem) < below]
 
 
 def functions(path):

@@ -359,6 +359,7 @@ def timed(act):
 
 def read_by(conn, act):
     """Rows of the big tables that the act has read."""
+    conn.execute("select pg_stat_force_next_flush()")  # what was read before must not arrive after the reset
     conn.execute("select pg_stat_reset()")
     act(conn)
     return wait_until(lambda: reads(conn), 10, "the statistics")

@@ -55,17 +55,18 @@ class Fleet:
     """`size` workers and the `loops`, running from enter to exit; exit stops them in peace and kills what is left.
 
     A target is a worker's index or a loop's name; "scheduler-2" is another `python -m jobqueue scheduler`.
-    `environment` is added to the children's; `logs` keeps their logs in a directory that outlives the fleet.
+    `arguments` go to `python -m jobqueue ROLE`, by role. `environment` is added to the children's; `logs` keeps their logs in a directory that outlives the fleet.
     """
 
     def __init__(self, dsn: str, handlers: str = "jobqueue.lab.handlers:HANDLERS", size: int = 4, *,
                  concurrency: int = 4, grace_seconds: float = 5.0, loops: tuple[str, ...] = ("reaper",),
+                 arguments: dict[str, tuple[str, ...]] | None = None,
                  environment: dict[str, str] | None = None, logs: str | Path | None = None):
         self.dsn, self.handlers = dsn, _checked_handlers(handlers)
         self.size = limits.integer(size, "size", 1, 1000)
         self.concurrency = limits.integer(concurrency, "concurrency", 1, 1000)
         self.grace_seconds = limits.seconds(grace_seconds, "grace_seconds", 0, 86_400)
-        self._environment, self._logs = dict(environment or {}), logs
+        self._environment, self._logs, self._arguments = dict(environment or {}), logs, dict(arguments or {})
         self._worker_names = [f"worker-{i}" for i in range(self.size)]
         self._names = [*loops, *self._worker_names]
         self._tag = f"fleet-{uuid4().hex[:8]}"
@@ -182,7 +183,8 @@ class Fleet:
 
     def _spawn(self, name: str) -> None:
         owner = f"{self._tag}/{name}.{{start}}"
-        argv = [sys.executable, "-m", "jobqueue", name.partition("-")[0]]
+        role = name.partition("-")[0]
+        argv = [sys.executable, "-m", "jobqueue", role, *self._arguments.get(role, ())]
         if name in self._worker_names:
             argv += ["--handlers", self.handlers, "--owner", owner, "--fresh-owner",
                      "--concurrency", str(self.concurrency), "--grace-seconds", str(self.grace_seconds)]

@@ -42,7 +42,7 @@ def simulate(lease: Lease, context) -> None:
     if random.Random(f"{lease.id}/{lease.attempt}").random() < payload.get("failing", 0):
         raise RuntimeError(f"attempt {lease.attempt} fails by chance")
     if payload.get("record"):
-        record(lease, context)
+        record(lease, context, outside=payload["record"] is True)
 
 
 def slow(lease: Lease, context) -> None:
@@ -61,11 +61,12 @@ def stuck(lease: Lease, context) -> None:
     threading.Event().wait()
 
 
-def record(lease: Lease, context) -> None:
-    """A row outside, which a repeated execution repeats, and one inside: there once, if the queue keeps its promise."""
+def record(lease: Lease, context, *, outside: bool = True) -> None:
+    """One row outside, which a repeated execution repeats; one inside, which is there once if the queue keeps its promise."""
     row = {"job_id": lease.id, "epoch": lease.epoch, "owner": lease.owner}
-    with psycopg.connect(os.environ["JOBQUEUE_DSN"], autocommit=True) as conn:
-        conn.execute(SQL.record_effect, {**row, "destination": OUTSIDE})
+    if outside:
+        with psycopg.connect(os.environ["JOBQUEUE_DSN"], autocommit=True) as conn:
+            conn.execute(SQL.record_effect, {**row, "destination": OUTSIDE})
     if context.effect(f"lab/{lease.id}"):
         context.connection.execute(SQL.record_effect, {**row, "destination": TRANSACTION})
 

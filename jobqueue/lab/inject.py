@@ -1,0 +1,88 @@
+"""Applies plans of faults to real processes: the same values that the simulation takes, in real time.
+
+    hands = Hands(fleet, server)
+    play(plan, hands)                        # returns after the last step; `stopped` ends it early
+
+Whoever has the methods of `Hands` can be given to `play`; the cockpit has them, too, as its buttons.
+"""
+
+import threading
+import time
+from functools import partial
+
+import psycopg
+
+from ..errors import InvalidInput
+from ..queue import Queue
+from . import faults
+
+
+class Hands:
+    """What can be done to a fleet, its jobs and (where a `server` of our own is given) its database."""
+
+    def __init__(self, fleet, server=None):
+        self.fleet, self.server, self.dsn = fleet, server, fleet.dsn
+        for name in ("kill", "pause", "resume", "stop", "start", "cut"):
+            setattr(self, name, getattr(fleet, name))
+
+    def crash_database(self) -> None:
+        """kill -9 of the postmaster."""
+        self._own_server().kill()
+
+    def stop_database(self, mode: str = "fast") -> None:
+        self._own_server().stop(mode)
+
+    def start_database(self) -> None:
+        self._own_server().start()
+
+    def poison(self, n: int = 1, max_attempts: int = 3) -> None:
+        """Jobs that kill whoever runs them; dead after `max_attempts`."""
+        self._enqueue([{"type": "poison", "max_attempts": max_attempts}] * n)
+
+    def burst(self, n: int, seconds: float) -> None:
+        """`n` jobs at one instant."""
+        self._enqueue([{"type": "job", "payload": {"seconds": seconds}}] * n)
+
+    def _enqueue(self, jobs: list[dict]) -> None:
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            Queue(conn).enqueue_many(jobs)
+
+    def _own_server(self):
+        if self.server is None:
+            raise InvalidInput("a plan that stops or crashes the database needs a server of its own: give server=")
+        return self.server
+
+
+def steps(fault: faults.Fault, hands) -> list[tuple]:
+    """(seconds, action) of a fault, and of its end where it has one."""
+    target = fault.target if fault.worker is None else fault.worker
+    acts = {
+        "kill": (partial(hands.kill, target), partial(hands.start, target)),
+        "pause": (partial(hands.pause, target), partial(hands.resume, target)),
+        "crash": (hands.crash_database, hands.start_database),
+        "outage": (partial(hands.stop_database, *_mode(fault)), hands.start_database),
+        "poison": (partial(hands.poison, fault.n or 1), None),
+        "burst": (partial(hands.burst, fault.n, fault.service_seconds), None),
+        **{kind: (partial(getattr(hands, kind), target), None) for kind in ("start", "resume", "stop", "cut")},
+    }
+    if fault.kind not in acts:
+        raise InvalidInput(f"{fault.kind!r} can't be done to real processes: {', '.join(sorted(acts))} can")
+    begin, end = acts[fault.kind]
+    ends = [(fault.until_seconds, end)] if end and fault.until_seconds is not None else []
+    return [(fault.at, begin), *ends]
+
+
+def _mode(fault: faults.Fault) -> list[str]:
+    """How the server is stopped: "database" is fast, "database immediate" leaves recovery to the next start."""
+    return fault.target.split()[1:]
+
+
+def play(plan, hands, stopped: threading.Event | None = None) -> None:
+    """Every step of the plan at its time, in seconds from now; an error of a step ends it."""
+    stopped = stopped or threading.Event()
+    todo = [step for fault in plan for step in steps(fault, hands)]
+    begun = time.monotonic()
+    for at, act in sorted(todo, key=lambda step: step[0]):
+        if stopped.wait(max(0.0, at - (time.monotonic() - begun))):
+            return
+        act()

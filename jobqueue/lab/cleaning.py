@@ -10,16 +10,16 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def cleaned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Without times, versions and warnings, and with the picture of a widget instead of the widget.
+    """Without times, versions, warnings and widgets: shown without its kernel, a page would find no model for those.
 
-    A page that shows the notebook without its kernel would find no model for a widget, and show nothing.
+    Whatever a widget shows has a plain cell beside it.
     """
     notebook.metadata.pop("widgets", None)
     notebook.metadata["language_info"] = {"name": "python"}
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = [_without_widget(output) for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = [output for output in cell.outputs if not _passing(output)]
     return notebook
 
 
@@ -36,10 +36,8 @@ def main(names: Sequence[str]) -> int:
     return changed
 
 
-def _without_widget(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    if output.get("data", {}).pop(WIDGET, None) is not None:
-        output.data["text/plain"] = "a widget; it lives as long as its kernel"
-    return output
+def _passing(output: nbformat.NotebookNode) -> bool:
+    return output.get("name") == "stderr" or WIDGET in output.get("data", {})
 
 
 if __name__ == "__main__":

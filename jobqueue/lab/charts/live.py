@@ -279,7 +279,7 @@ def _max(values):
 
 
 def _age_finding(ages, faults):
-    """The peak of queue age, what came before it, and how long it took to come down to a tenth of it."""
+    """The peak of queue age, what was there before it, and when age was down again for good."""
     if ages.empty:
         return "No samples of queue age"
     age, time = ages["oldest_age_seconds"].to_numpy(), ages["time_seconds"].to_numpy()
@@ -287,10 +287,18 @@ def _age_finding(ages, faults):
         return "No due job ever waited at a sample"
     at = int(age.argmax())
     said = f"Queue age peaked at {style.duration(age[at])}{_before(faults, time[at])}"
-    down = np.flatnonzero(age[at:] <= age[at] / 10)
-    if not len(down):
-        return f"{said} and had not come down to a tenth of it by the end"
-    return f"{said} and was down to a tenth of it {style.duration(time[at + down[0]] - time[at])} later"
+    usual = max(age[at] / 10, _before_any(ages, faults))
+    above = np.flatnonzero(age > usual)
+    if not len(above) or above[-1] == len(age) - 1:
+        return f"{said} and was still over {style.duration(usual)} at the end" if len(above) else said
+    later = style.duration(time[above[-1] + 1] - time[at])
+    return f"{said} and stayed under {style.duration(usual)} from {later} later on"
+
+
+def _before_any(ages, faults):
+    """The highest age before the first fault; 0 without faults."""
+    found = fault.spells(faults, 0.0)
+    return _max(ages["oldest_age_seconds"][ages["time_seconds"] < found[0].start]) if found else 0.0
 
 
 def _before(faults, peak):

@@ -116,7 +116,7 @@ def test_one_lost_and_one_doubled_do_not_cancel_out():
 
 
 @pytest.mark.parametrize("honest", [
-    History((grant(0, 1), grant(10, 2, "B"), applied("complete", 9, 1)), ()),
+    History((grant(0, 1), applied("publish", 9.9, 1), grant(10, 2, "B"))),
     History((grant(0, 1), applied("release", 3, 1), grant(4, 2, "B"))),
     History((grant(0, 1), applied("complete", 3, 1, answer=UNKNOWN, outcome=None), grant(4, 2, "B"))),
     History((grant(0, 1), call("cancel", 1, outcome="cancelled", created=True), call("redrive", 2), grant(3, 2, "B"))),
@@ -126,7 +126,7 @@ def test_one_lost_and_one_doubled_do_not_cancel_out():
             history=(End(at(10), "released", "A", 1), End(at(21), "lost", "A", 2), End(at(21), "redriven", None, 2))),)),
     History(rows=(Row(1, status="ready", epoch=1, history=(End(at(1), "cancelled", "A", 1), End(at(2), "redriven", None, 1))),)),
     History((applied("complete", 5, 1, answer=UNKNOWN), grant(6, 2, "B"))),
-], ids=["completed before the other's grant", "released early", "unknown end", "cancelled, redriven", "released behind the recorder's back",
+], ids=["published before the other's grant", "released early", "unknown end", "cancelled, redriven", "released behind the recorder's back",
         "unknown enqueue", "redriven and released", "cancelled and redriven", "unknown completion"])  # fmt: skip
 def test_what_may_rightly_happen_is_no_violation(honest):
     assert checks.check(honest) == []

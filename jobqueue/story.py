@@ -8,7 +8,7 @@ _EVENTS = {
     "failed": "an attempt failed",
     "failed_permanently": "its handler said never to retry it",
     "released": "it was given back, its attempt not counted",
-    "lost": "its lease was lost: no end was reported in time",
+    "lost": "its lease was lost, no end was reported in time",
     "cancelled": "it was cancelled by hand",
     "redriven": "it was redriven by hand, with all its attempts",
     "fenced": "its epoch was raised after a fail-over or a restore",
@@ -70,11 +70,12 @@ def _delay(job: Job) -> str:
 def _queueing(job: Job, around) -> list[str]:
     lines = []
     if around.ahead:
-        lines.append(f"{_count(around.ahead)} of its type are due before it.")
+        lines.append(f"{_count(around.ahead)} due before it.")
     if around.running:
-        lines.append(f"{_count(around.running)} of its type are running, so there are workers that handle it.")
+        lines.append(f"{_count(around.running)} running, so there are workers that handle it.")
     elif around.listeners:
-        lines.append(f"{around.listeners} idle workers wait for its type: one should claim it at its next poll.")
+        who = "An idle worker waits" if around.listeners == 1 else f"{around.listeners} idle workers wait"
+        lines.append(f"{who} for its type: the next poll should claim it.")
     else:
         lines.append(f"There is no sign of a worker that handles {job.type!r}: none runs such a job, and no idle one waits for it. "
                      "Is one up, with a handler for this type?")  # fmt: skip
@@ -92,10 +93,12 @@ def _running(job: Job, around) -> list[str]:
 
 
 def _finished(job: Job, around) -> list[str]:
-    by = f": {job.finished_by!r} completed it in epoch {job.finished_epoch}" if job.status == "done" else ""
-    took = f", {_span((job.finished_at - job.started_at).total_seconds())} after its claim" if job.status == "done" and job.started_at else ""
-    place = " Its row is in the archive." if job.archived else ""
-    return [f"It is {job.status} since {_at(job.finished_at)}{by}{took}; {_used(job)}.{place}"]
+    ago = _span((around.now - job.finished_at).total_seconds())
+    lines = [f"It is {job.status} since {_at(job.finished_at)}, {ago} ago; {_used(job)}."]
+    if job.status == "done" and job.started_at:
+        took = _span((job.finished_at - job.started_at).total_seconds())
+        lines.append(f"It was completed by {job.finished_by!r} in epoch {job.finished_epoch}, {took} after that claim.")
+    return [*lines, "Its row is in the archive."] if job.archived else lines
 
 
 _STATES = {"ready": _ready, "running": _running}
@@ -122,23 +125,24 @@ def _result(job: Job) -> list[str]:
 
 
 def _past(job: Job) -> list[str]:
-    lines = [f"{job.lease_losses} of its attempts ended with a lost lease."] if job.lease_losses else []
-    if job.releases:
-        lines.append(f"Its handler has given it back {job.releases} times in a row; after {_MOST_RELEASES} a further one fails it.")
+    lines = [f"Of its attempts, {job.lease_losses} ended with a lost lease."] if job.lease_losses else []
+    if job.releases and job.finished_at is None:
+        times = "once" if job.releases == 1 else f"{job.releases} times in a row"
+        lines.append(f"Its handler has given it back {times}; after {_MOST_RELEASES} in a row a further one fails it.")
     if job.history or job.history_trimmed:
         lines.append("What happened to it:")
     if job.history_trimmed:
         lines.append(f"  ({job.history_trimmed} older entries were trimmed)")
     lines += [_entry(entry) for entry in job.history]
     error = job.last_error and job.last_error.strip()
-    return [*lines, f"Its last error: {error.splitlines()[-1][:300]}"] if error else lines
+    return [*lines, f"The last error: {error.splitlines()[-1][:300]}"] if error else lines
 
 
 def _entry(entry: dict) -> str:
-    who = f", held by {entry['owner']!r} in epoch {entry['epoch']}" if entry.get("owner") else ""
+    who = f"epoch {entry['epoch']}, {entry['owner']!r}: " if entry.get("owner") else ""
     lines = (entry.get("error") or "").strip().splitlines()
     at = entry["at"].replace("T", " ").replace("Z", " UTC")
-    return f"  {at}  {_EVENTS.get(entry['event'], entry['event'])}{who}" + (f": {lines[-1][:200]}" if lines else "")
+    return f"  {at}  {who}{_EVENTS.get(entry['event'], entry['event'])}" + (f": {lines[-1][:200]}" if lines else "")
 
 
 # ---------------------------------------------------------------- what can be done
@@ -188,4 +192,6 @@ def _used(job: Job) -> str:
 
 
 def _count(n: int) -> str:
-    return f"{MANY} jobs or more" if n >= MANY else f"{n} job{'s' if n > 1 else ''}"
+    if n == 1:
+        return "1 job of its type is"
+    return f"{MANY} jobs or more of its type are" if n >= MANY else f"{n} jobs of its type are"

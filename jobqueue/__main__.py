@@ -25,21 +25,40 @@ from .worker import STUCK, Worker
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["lab"]:
+        return _guarded("lab", "-v" in given, lambda: _lab([each for each in given[1:] if each != "-v"]))
+    options = _parser().parse_args(given)
     _log(options)
+    return _guarded(options.command, options.verbose, lambda: options.run(options))
+
+
+def _guarded(command: str, verbose: bool, act) -> int:
     try:
-        return options.run(options) or 0
+        return act() or 0
     except JobQueueError as error:
-        if options.verbose:
+        if verbose:
             raise
-        print(f"jobqueue {options.command}: {error}", file=sys.stderr)
+        print(f"jobqueue {command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
 
 
+def _lab(arguments: list[str]) -> int:
+    try:
+        from .lab import cli  # the laboratory's own commands, read only when they are asked for
+    except ImportError as error:
+        raise JobQueueError(f"the laboratory is not installed (pip install 'jobqueue[lab]'): {error}") from None
+    return cli.main(arguments)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m jobqueue", description="A table queue on PostgreSQL.")
+    parser = argparse.ArgumentParser(
+        prog="python -m jobqueue",
+        description="A table queue on PostgreSQL.",
+        epilog="`python -m jobqueue lab --help` lists the laboratory's commands.",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (run, text, add) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)

@@ -1,0 +1,452 @@
+"""The groups of the laboratory run: what each does on the real system, and what must be seen."""
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+
+from .. import publication
+from ..errors import InfrastructureError, JobQueueError
+from ..model import Lease
+from ..queue import Queue
+from ..schedules import Schedules
+from ..sql import SQL, statements, text
+from ..worker import Worker
+from .laboratory import Bench, group
+
+LAB = statements(text("lab/groups.sql"))
+CLAIM = {"types": ["mail"], "leases": [30.0], "limit": 1, "slots": 1}
+
+
+# ---------------------------------------------------------------- claims
+
+
+@group("two sessions claim different jobs", "Do two claims that overlap in time ever take the same job?")
+def two_sessions(lab: Bench) -> None:
+    a, b = lab.session("A"), lab.session("B")
+    first, second = a.enqueue("mail").id, a.enqueue("mail").id
+    with a.conn.transaction(), b.conn.transaction():
+        taken = [queue.conn.execute(SQL.claim, CLAIM | {"owner": name}).fetchall() for queue, name in ((a, "A"), (b, "B"))]
+        lab.see("jobs of A and B before either transaction ends", [[row[0] for row in rows] for rows in taken], [[first], [second]])
+
+
+@group("select and mark in one transaction", "What does a crash between choosing a job and marking it leave?")
+def one_transaction(lab: Bench) -> None:
+    a, b = lab.session("A"), lab.session("B")
+    id = a.enqueue("mail").id
+    with a.conn.transaction(force_rollback=True):
+        lab.see("A's claim, not yet committed", [row[0] for row in a.conn.execute(SQL.claim, CLAIM | {"owner": "A"})], [id])
+    job = b.get(id)
+    lab.see("the row after A's rollback", f"{job.status}, epoch {job.epoch}, attempts {job.attempts}", "ready, epoch 0, attempts 0")
+    lab.see("B's claim", b.claim("B"), f"job {id}, epoch 1")
+
+
+@group("an empty claim is not an empty queue", "Does a worker learn that a due job is only locked right now?")
+def locked_is_not_empty(lab: Bench) -> None:
+    a, b = lab.session("A"), lab.session("B")
+    id = a.enqueue("mail").id
+    with a.conn.transaction():
+        a.conn.execute(LAB.lock, {"id": id})
+        lab.see("B's claim while A's transaction holds the row", b.claim("B"), "nothing: LOCKED")
+    lab.see("B's claim after it", b.claim("B"), f"job {id}, epoch 1")
+    lab.see("a claim of an empty queue", b.claim("B"), "nothing: NONE")
+
+
+# ---------------------------------------------------------------- authority
+
+
+@group("adoption at logical time 9 and 10", "When may a job with a lease until 10 be taken over?", virtual=True)
+def adoption(lab: Bench) -> None:
+    a, b = lab.session("A"), lab.session("B")
+    clock = lab.clock(a, b)
+    id = a.enqueue("mail").id
+    a.claim("A", lease_seconds=10)
+    clock.set(9)
+    lab.see("adoption at 9", str(b.adopt(id, "B")), "None")
+    clock.set(10)
+    lab.see("adoption at 10", b.adopt(id, "B"), f"job {id}, epoch 2")
+    job = b.get(id)
+    lab.see("the row", (job.locked_by, job.epoch, job.attempts, job.lease_losses), ("B", 2, 2, 1))
+
+
+@group("the old session goes on executing", "What can a worker still do whose lease was taken over?", virtual=True)
+def old_session(lab: Bench) -> None:
+    a, b = lab.session("A"), lab.session("B")
+    clock = lab.clock(a, b)
+    a.enqueue("mail")
+    (old,) = a.claim("A", lease_seconds=10)
+    clock.set(10)
+    new = b.adopt(old.id, "B", lease_seconds=10)
+    end = b.get(old.id).locked_until
+    stale = publication.write(lab.folder, old, b"by the old owner")
+    lab.see("the old owner's heartbeat", a.heartbeat(old, lease_seconds=1000), "LOST")
+    lab.see("the new lease is as long as before", b.get(old.id).locked_until == end, True)
+    lab.see("the old owner's publication", a.publish(old, "report.txt", stale.digest), "LOST")
+    lab.see("its candidate is still on disk", stale.path.exists(), True)
+    good = publication.write(lab.folder, new, b"by the new owner")
+    lab.see("the new owner's publication", b.publish(new, "report.txt", good.digest), "APPLIED")
+    job = b.get(old.id)
+    named = (job.published_name, job.published_digest, job.published_epoch)
+    lab.see("what the row names", named, ("report.txt", good.digest, 2))
+
+
+@group("check-then-write leaves a window", "Is it enough to look at the epoch before writing?", virtual=True)
+def check_then_write(lab: Bench) -> None:
+    a, b = lab.session("A"), lab.session("B")
+    clock = lab.clock(a, b)
+    a.conn.execute(LAB.make_destination)
+    a.enqueue("mail")
+    (old,) = a.claim("A", lease_seconds=10)
+    looked = a.get(old.id).epoch == old.epoch
+    clock.set(10)
+    new = b.adopt(old.id, "B")
+    b.conn.execute(LAB.write_unfenced, {"id": new.id, "epoch": new.epoch})
+    if looked:
+        a.conn.execute(LAB.write_unfenced, {"id": old.id, "epoch": old.epoch})
+    lab.see("epochs accepted by check-then-write: the stale one is among them", lab.value(LAB.written), [2, 1])
+    refused = a.conn.execute(LAB.write_fenced, {"id": old.id, "epoch": old.epoch}).rowcount
+    lab.see("rows changed by the stale write with the fence in its WHERE", refused, 0)
+
+
+# ---------------------------------------------------------------- ends
+
+
+@group("complete once", "What does a repeated completion answer, and what does reconciling show?")
+def complete_once(lab: Bench) -> None:
+    a = lab.session("A")
+    a.enqueue("mail")
+    (lease,) = a.claim("A")
+    candidate = publication.write(lab.folder, lease, b"the result")
+    a.publish(lease, "report.txt", candidate.digest)
+    lab.see("complete", a.complete(lease), "APPLIED")
+    lab.see("the same again", a.complete(lease), "ALREADY_APPLIED")
+    lab.see("rows of the repeated UPDATE", next(s.rows for s in reversed(lab.sent) if s.statement == "complete"), 0)
+    lab.see("reconcile", a.reconcile(lease), "ALREADY_APPLIED")
+    lab.see("reconcile with the candidate", a.reconcile(lease, name="report.txt", digest=candidate.digest), "ALREADY_APPLIED")
+    found = publication.verify(a.conn, lab.folder, lease.id)
+    lab.see("epoch, file and hash", (found.state, found.epoch, found.digest), ("available", 1, candidate.digest))
+
+
+@group("lost, cancelled and incompatible told apart", "Does a worker learn why its report was refused?", virtual=True)
+def told_apart(lab: Bench) -> None:
+    a, b = lab.session("A"), lab.session("B")
+    clock = lab.clock(a, b)
+    a.enqueue_many([{"type": "mail"}] * 3)
+    lost, cancelled, failed = a.claim("A", limit=3, lease_seconds=10)
+    b.cancel(cancelled.id)
+    a.fail(failed, "the mail server said no")
+    clock.set(10)
+    b.adopt(lost.id, "B")
+    lab.see("complete after an adoption", a.complete(lost), "LOST")
+    lab.see("complete after a cancellation", a.complete(cancelled), "CANCELLED")
+    lab.see("complete after this lease had reported a failure", a.complete(failed), "CONFLICT")
+
+
+@group("cancellation refuses conditional transitions", "What is blocked once support has cancelled a running job?")
+def cancellation(lab: Bench) -> None:
+    a, support = lab.session("A"), lab.session("support")
+    a.enqueue("mail")
+    (lease,) = a.claim("A")
+    told = support.cancel(lease.id)
+    lab.see("before and after", (told.before, told.after), ("running", "cancelled"))
+    verbs = {
+        "heartbeat": a.heartbeat(lease),
+        "publish": a.publish(lease, "report.txt", "0" * 64),
+        "fail": a.fail(lease, "late"),
+        "release": a.release(lease, "late"),
+        "complete": a.complete(lease),
+    }
+    for verb, outcome in verbs.items():
+        lab.see(verb, outcome, "CANCELLED")
+    lab.see("the sentence names the owner and its epoch", "A has held epoch 1" in told.message, True)
+
+
+# ---------------------------------------------------------------- files
+
+
+@group("orphans are swept during a publication", "Can the sweep take away what is being published?")
+def orphan_sweep(lab: Bench) -> None:
+    a, janitor = lab.session("A"), lab.session("janitor")
+    a.enqueue("mail")
+    (first,) = a.claim("A")
+    orphan = publication.write(lab.folder, first, b"of an epoch that failed")
+    a.fail(first, "no", delay_seconds=0)
+    (second,) = a.claim("A")
+    candidate = publication.write(lab.folder, second, b"about to be published")
+    with a.conn.transaction():
+        a.publish(second, "report.txt", candidate.digest)
+        lab.see("swept while the publication is not committed", publication.sweep(janitor.conn, lab.folder, grace_seconds=0), 1)
+    lab.see("the orphan is gone", orphan.path.exists(), False)
+    lab.see("the published file", publication.verify(a.conn, lab.folder, second.id).state, "available")
+
+
+@group("artefact unavailable", "Is a result shown whose file is missing or was changed?")
+def unavailable(lab: Bench) -> None:
+    a = lab.session("A")
+    a.enqueue("mail")
+    (lease,) = a.claim("A")
+    candidate = publication.write(lab.folder, lease, b"the result")
+    a.publish(lease, "report.txt", candidate.digest)
+    a.complete(lease)
+    candidate.path.chmod(0o600)
+    candidate.path.write_bytes(b"something else")
+    lab.see("altered", publication.verify(a.conn, lab.folder, lease.id).state, "unavailable")
+    candidate.path.unlink()
+    lab.see("missing", publication.verify(a.conn, lab.folder, lease.id).state, "unavailable")
+
+
+@group("storage drills", "What does a full disk, a read-only folder or another file system leave?")
+def storage(lab: Bench) -> None:
+    a = lab.session("A")
+    a.enqueue("mail")
+    (lease,) = a.claim("A")
+    said = _in_child(_FULL, lab.folder, lease)
+    lab.see("a disk that takes no more (the process may write 64 KiB)", said, "InfrastructureError")
+    lab.see("files left by it", sorted(os.listdir(lab.folder)), [])
+    if os.geteuid() != 0:  # root may write everywhere, so it can't be refused
+        lab.folder.chmod(0o500)
+        lab.see("a read-only folder", _in_child(_PLAIN, lab.folder, lease), "InfrastructureError")
+        lab.folder.chmod(0o700)
+    other = _another_file_system(lab.folder)
+    if other:
+        source = other / f"jobqueue-lab-{os.getpid()}"
+        source.write_bytes(b"from another file system")
+        candidate = publication.write(lab.folder, lease, source)
+        source.unlink()
+        lab.see("a file from another file system", candidate.path.read_bytes() == b"from another file system", True)
+
+
+# ---------------------------------------------------------------- enqueueing
+
+
+@group("an uncommitted enqueue is invisible", "Can a worker start a job whose transaction is rolled back?")
+def uncommitted(lab: Bench) -> None:
+    producer, worker = lab.session("producer"), lab.session("worker")
+    with producer.conn.transaction(force_rollback=True):
+        id = producer.enqueue("mail").id
+        lab.see("a claim before the commit", worker.claim("W"), "nothing: NONE")
+    lab.see("the row after the rollback", str(worker.get(id)), "None")
+
+
+@group("duplicate key", "What does the same request twice make?")
+def duplicate_key(lab: Bench) -> None:
+    a = lab.session("A")
+    first = a.enqueue("mail", {"to": "ada"}, key="welcome/ada")
+    lab.see("the same again", a.enqueue("mail", {"to": "ada"}, key="welcome/ada"), f"job {first.id}, known")
+    other = a.enqueue("mail", {"to": "bob"}, key="welcome/ada")
+    lab.see("the same key with another payload: id, created, matches", tuple(other), (first.id, False, False))
+    lab.see("jobs", lab.value(LAB.jobs), 1)
+
+
+@group("the archive keeps keys", "Is a key free again once its job is out of sight?")
+def archive_keeps_keys(lab: Bench) -> None:
+    a = lab.session("A")
+    first = a.enqueue("mail", key="welcome/ada")
+    (lease,) = a.claim("A")
+    a.complete(lease)
+    lab.see("archived", a.archive(older_than_seconds=0), 1)
+    lab.see("the same key", a.enqueue("mail", key="welcome/ada"), f"job {first.id}, known")
+    lab.see("a repeated completion still knows its answer", a.complete(lease), "ALREADY_APPLIED")
+
+
+# ---------------------------------------------------------------- attempts
+
+
+@group("an infrastructure error is not an attempt", "Does a job die because its dependency's host was away?")
+def infrastructure(lab: Bench) -> None:
+    def away(lease, context):
+        raise InfrastructureError("the mail server can't be reached")
+
+    a = lab.session("A")
+    id = a.enqueue("mail", max_attempts=1).id
+    Worker(lab.dsn, {"mail": away}).run_once()
+    job = a.get(id)
+    lab.see("the row", (job.status, job.attempts, job.releases), ("ready", 0, 1))
+
+
+@group("a poison job dies", "Does a job that kills its worker ever stop, and does it take others with it?")
+def poison(lab: Bench) -> None:
+    a = lab.session("A")
+    id = a.enqueue("poison", max_attempts=2).id
+    for _ in range(2):
+        _claimed_and_killed(lab, a, id)
+    job = a.get(id)
+    lab.see("the row", (job.status, job.attempts, job.lease_losses), ("dead", 2, 2))
+
+
+@group("one slot, two schedulers", "Does a slot fire twice when two schedulers meet it?", virtual=True)
+def one_slot(lab: Bench) -> None:
+    a, b = lab.session("scheduler A"), lab.session("scheduler B")
+    clock = lab.clock(a, b)
+    Schedules(a.conn).put("report", "mail", "*/5 * * * *")
+    clock.set(300)
+    made = [len(Schedules(queue.conn).tick().jobs) for queue in (a, b)]
+    lab.see("jobs by A and by B", made, [1, 0])
+    lab.see("jobs", lab.value(LAB.jobs), 1)
+
+
+@group("skewed worker clocks", "What does a worker change whose clock is an hour wrong?")
+def skewed(lab: Bench) -> None:
+    a = lab.session("A")
+    ids = [a.enqueue("mail").id for _ in range(2)]
+    for hours in (-1, 1):
+        _python(_SKEWED, lab.dsn, str(hours * 3600))
+    rows = [a.get(id) for id in ids]
+    lab.see("both are done", [job.status for job in rows], ["done", "done"])
+    lab.see("and no stored instant lies outside the test", lab.value(LAB.odd_instants), 0)
+
+
+# ---------------------------------------------------------------- identities
+
+
+@group("identity drills", "What if two processes hold the same name, or a pid comes back?", virtual=True)
+def identity(lab: Bench) -> None:
+    a, twin = lab.session("A"), lab.session("A again")
+    clock = lab.clock(a, twin)
+    a.enqueue_many([{"type": "mail"}] * 2)
+    (mine,) = a.claim("A", lease_seconds=10)
+    (its,) = twin.claim("A", lease_seconds=10)
+    lab.see("two workers with one name hold different jobs", mine.id != its.id, True)
+    clock.set(10)
+    again = twin.adopt(mine.id, "A", lease_seconds=10)
+    lab.see("the same name again, another epoch", again.epoch, 2)
+    lab.see("the one before it is fenced by its epoch", a.complete(mine), "LOST")
+    lab.see("the one after it completes", twin.complete(again), "APPLIED")
+    owners = [Worker(lab.dsn, {"mail": print}).owner for _ in range(2)]
+    lab.see("default owners of one pid differ", owners[0] != owners[1], True)
+
+
+# ---------------------------------------------------------------- destinations
+
+
+@group("a destination over HTTP", "Does the queue's fence protect a service that does not check it?", virtual=True)
+def over_http(lab: Bench) -> None:
+    a, b = lab.session("A"), lab.session("B")
+    clock = lab.clock(a, b)
+    a.enqueue("mail")
+    (old,) = a.claim("A", lease_seconds=10)
+    clock.set(10)
+    new = b.adopt(old.id, "B")
+    for checks, expected in ((False, ["200", "200", 2]), (True, ["200", "409", 1])):
+        with _destination(checks) as (url, effects):
+            answers = [_post(url, lease) for lease in (new, old)]
+            words = "checks the epoch" if checks else "does not check"
+            lab.see(f"a service that {words}: new owner, old owner, effects", [*answers, len(effects)], expected)
+
+
+@contextmanager
+def _destination(checks: bool):
+    """A service on a loopback port; with `checks` it refuses an epoch older than the newest it has seen of that job."""
+    effects, newest = [], {}
+
+    class Service(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            stale = checks and sent["epoch"] < newest.get(sent["job"], 0)
+            if not stale:
+                newest[sent["job"]] = sent["epoch"]
+                effects.append(sent)
+            self.send_response(409 if stale else 200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Service)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/effects", effects
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _post(url: str, lease: Lease) -> str:
+    body = json.dumps({"job": lease.id, "epoch": lease.epoch}).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data=body), timeout=10) as answer:
+            return str(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return str(error.code)
+
+
+# ---------------------------------------------------------------- processes of their own
+
+_SKEWED = """
+import sys, time, datetime
+real, by = time.time, float(sys.argv[2])
+time.time = lambda: real() + by
+class Skewed(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None): return super().fromtimestamp(time.time(), tz)
+datetime.datetime = Skewed
+from jobqueue import Worker
+Worker(sys.argv[1], {"mail": lambda lease, context: None}, concurrency=1, prefetch=0).run_once()
+"""
+
+_PLAIN = """
+import json, sys
+from jobqueue import publication
+from jobqueue.lab.groups import lease_of
+try:
+    publication.write(sys.argv[1], lease_of(json.loads(sys.argv[2])), b"x" * 1_000_000)
+    print("written")
+except Exception as error:
+    print(type(error).__name__)
+"""
+_FULL = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n" + (
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n" + _PLAIN
+)
+
+
+def lease_of(known: dict) -> Lease:
+    """A lease as far as its candidate's name needs it."""
+    return Lease(known["id"], "mail", None, known["owner"], known["epoch"], 1, 0, None)
+
+
+def _in_child(code: str, folder: Path, lease: Lease) -> str:
+    known = json.dumps({"id": lease.id, "owner": lease.owner, "epoch": lease.epoch})
+    return _python(code, str(folder), known).strip()
+
+
+def _python(code: str, *arguments: str) -> str:
+    root = str(Path(__file__).resolve().parents[2])
+    environment = os.environ | {"PYTHONPATH": root}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=120
+    )
+    if done.returncode:
+        raise JobQueueError(f"a process of the laboratory failed: {done.stderr.strip().splitlines()[-1:]}")
+    return done.stdout
+
+
+def _claimed_and_killed(lab: Bench, queue: Queue, id: int) -> None:
+    """A real process claims the job, and the job kills it; then its lease ends and is taken away."""
+    code = "import os, signal, sys\nfrom jobqueue import Worker, Handler\n" + (
+        "def poison(lease, context): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Worker(sys.argv[1], {'poison': Handler(poison, lease_seconds=0.2)}).run_once()\n"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run([sys.executable, "-c", code, lab.dsn], env=os.environ | {"PYTHONPATH": root}, timeout=120)
+    lab.see("the worker's end", done.returncode, -9)
+    lab.value(LAB.wait_for_the_end, id=id)
+    queue.reap()
+    with psycopg.connect(lab.dsn, autocommit=True) as conn:
+        conn.execute(LAB.due_now, {"id": id})
+
+
+def _another_file_system(folder: Path) -> Path | None:
+    candidates = [Path("/dev/shm"), Path(tempfile.gettempdir()), Path.home()]
+    device = folder.stat().st_dev
+    usable = [p for p in candidates if p.is_dir() and os.access(p, os.W_OK) and p.stat().st_dev != device]
+    return usable[0] if usable else None

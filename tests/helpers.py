@@ -92,8 +92,8 @@ def processes_of(home: str) -> list[psutil.Process]:
 
 def _belongs(process: psutil.Process, home: str) -> bool:
     with suppress(psutil.Error, OSError):
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
+        if process.status() == psutil.STATUS_ZOMBIE or "multiprocessing.resource_tracker" in " ".join(process.cmdline()):
+            return False  # Python's own tracker ends with the process that it belongs to, this one
         if any(home in argument for argument in process.cmdline()):
             return True  # keepers and servers, which have an environment of their own
         return process.environ().get(HOME) == home

@@ -20,7 +20,8 @@ import psycopg
 from tqdm.auto import tqdm
 
 from .. import Backoff, Queue, limits
-from ..errors import InvalidInput
+from ..errors import InvalidInput, JobQueueError
+from ..queue import TERMINAL
 from . import database, faults, handlers
 from .clock import BEGINNING
 from .faults import Fault
@@ -156,6 +157,22 @@ class Run:
         """Simulated time."""
         return float(self.ages["time_seconds"].iloc[-1])
 
+    def mean_in_system(self) -> tuple[float, float]:
+        """Jobs ready or running on average, two ways that Little's law makes equal: as sampled; arrival rate × mean sojourn.
+
+        For a run that ended with all its jobs; the samples' error falls with their number.
+        """
+        time_seconds = self.ages["time_seconds"].to_numpy()
+        present = self.ages[["ready", "running", "waiting_retry"]].sum(axis=1).to_numpy(dtype=float)
+        sampled = np.trapezoid(present, time_seconds) / self.span_seconds
+        sojourn = (self.jobs["finished_at"] - self.jobs["created_at"]).dt.total_seconds()
+        return float(sampled), float(sojourn.sum()) / self.span_seconds
+
+    def age_quantile(self, q: float) -> float:
+        """Seconds that the oldest due job stayed below for a share q of the time of the arrivals (sampled)."""
+        arriving = self.ages["time_seconds"] <= (self.jobs["created_at"].max() - pd.Timestamp(BEGINNING)).total_seconds()
+        return float(self.ages.loc[arriving, "oldest_age_seconds"].quantile(q))
+
 
 def _plan(given: dict) -> Plan:
     known = [one.name for one in fields(Plan)]
@@ -199,9 +216,12 @@ def _progress(total: int, shown: bool):
 def _read(simulation: Simulation, seed: int, real_seconds: float) -> Run:
     plan, line = simulation.plan, simulation.line
     effects = line.execute(handlers.SQL.effects).fetchall() if plan.effects else []
+    jobs = _jobs(line)
+    if int(jobs["status"].isin(TERMINAL).sum()) != simulation.finished or len(jobs) != simulation.finished + simulation.open:
+        raise JobQueueError("the rows tell another story than the workers heard: this simulation is not to be believed")
     about = {"seed": seed, "jobs": simulation.finished + simulation.open, **_about(plan)}
     return Run(
-        jobs=_jobs(line), attempts=simulation.attempts.frame(),
+        jobs=jobs, attempts=simulation.attempts.frame(),
         ages=pd.DataFrame(simulation.ages, columns=["time_seconds", "ready", "due", "running", "waiting_retry", "dead",
                                                     "done", "oldest_age_seconds"]),
         events=pd.DataFrame(simulation.injector.events, columns=["time_seconds", "kind", "target", "until_seconds"]),

@@ -2,15 +2,14 @@
 
 -- name: sample
 -- The measures at one instant. A job whose backoff runs is waiting for its retry, and not counted as ready.
-select ready - waiting, due, running, waiting, dead, done, age
+select ready - waiting, due, running, waiting, dead, age
 from (select count(*) as ready, count(*) filter (where run_at <= jobqueue.now()) as due,
              count(*) filter (where attempts > 0 and run_at > jobqueue.now()) as waiting,
-             coalesce(extract(epoch from jobqueue.now() - min(run_at) filter (where run_at <= jobqueue.now())), 0)::float8 as age
+             coalesce(extract(epoch from jobqueue.now() - min(run_at) filter (where run_at <= jobqueue.now())), 0)::float8
+               as age
       from jobqueue.job where status = 'ready') r,
   (select count(*) as running from jobqueue.job where status = 'running') n,
-  (select count(*) as dead from jobqueue.job where status in ('failed', 'dead')) d,
-  (select (select count(*) from jobqueue.job where status = 'done')
-        + (select count(*) from jobqueue.job_archive where status = 'done') as done) e
+  (select count(*) as dead from jobqueue.job where status in ('failed', 'dead')) d
 
 -- name: jobs
 select id, type, status,
@@ -24,10 +23,6 @@ where id > %(after)s order by id limit %(most)s
 
 -- name: next_slot
 select (extract(epoch from min(next_run_at) - %(beginning)s::timestamptz) * 1000000)::bigint from jobqueue.schedule
-
--- name: running
--- Rows that nobody will end: leases out at the end of a run.
-select id, locked_by, epoch from jobqueue.job where status = 'running' order by id
 
 -- name: vacuum
 -- Claims walk the dead entries before the first live one (250 µs per thousand), and autovacuum naps a minute: here that is

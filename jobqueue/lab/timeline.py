@@ -1,9 +1,9 @@
 """A connection in virtual time: the clock, and statements whose answers can wait, travel with the next one that is read.
 
     line.at(1_500_000)                  # from here on it is 1.5 s after the beginning; sent with the next statement
-    with line.later([(7,)], missed):    # the one statement sent in this block is presumed to answer so
-        queue.complete(lease)
-    line.flush()                        # missed() is called where the answer had no row
+    line.presume([(7,)], missed)        # the next statement is taken to answer so, and waits for company
+    queue.complete(lease)
+    line.flush()                        # missed() is called where the answer had no row after all
 
 A queue on it is the real one: `Queue(line)` sends its own statements. They go as prepared statements over libpq's pipeline,
 one round trip for all that has gathered (a client's work and waiting per statement fall to a third of psycopg's cursors);
@@ -11,7 +11,6 @@ what else psycopg offers works as ever, after a flush. Statements that gather ar
 """
 
 import re
-from contextlib import contextmanager
 from datetime import timedelta
 
 import psycopg
@@ -21,6 +20,7 @@ from psycopg.rows import tuple_row
 
 from .clock import BEGINNING, SQL
 
+_SET_CLOCK = SQL.set_clock.replace("%s", "%(instant)s")
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 _ANSWERS = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 _MOST_WAITING = 200  # statements; the server answers into a buffer that nobody reads meanwhile
@@ -33,7 +33,7 @@ class Timeline(psycopg.Connection):
         super().__init__(*args, **kwargs)
         self._plans, self._waiting, self._presumed = {}, [], None
         self._clock = None  # to be sent before the next statement
-        self._adapt = Transformer(self)
+        self._adapt, self._lists = Transformer(self), {}
 
     @classmethod
     def open(cls, dsn: str, settings: dict[str, str]) -> "Timeline":
@@ -43,14 +43,9 @@ class Timeline(psycopg.Connection):
     def at(self, microseconds: int) -> None:
         self._clock = microseconds
 
-    @contextmanager
-    def later(self, presumed: list[tuple], missed=None):
-        """Statements in this block are answered with the rows presumed; missed() is called if there was none after all."""
-        self._presumed = (presumed, missed)
-        try:
-            yield
-        finally:
-            self._presumed = None
+    def presume(self, rows: list[tuple], missed=None) -> None:
+        """The next statement is answered with these rows; missed() is called if the database has none for it."""
+        self._presumed = (rows, missed)
 
     def flush(self) -> None:
         """Sends what waits, the clock too, and reads the answers."""
@@ -81,22 +76,39 @@ class Timeline(psycopg.Connection):
     def answer(self, query: str, params) -> list[tuple]:
         """Rows of this statement: its own, with all that waited sent before it, or those presumed."""
         self._send_clock()
-        self._send(query, params, self._presumed and self._presumed[1])
         if self._presumed is None:
+            self._send(query, params, None)
             return self._exchange()
+        (rows, missed), self._presumed = self._presumed, None
+        self._send(query, params, missed)
         if len(self._waiting) >= _MOST_WAITING:
             self._exchange()
-        return self._presumed[0]
+        return rows
 
     def _send_clock(self) -> None:
         if self._clock is not None:
             instant, self._clock = BEGINNING + timedelta(microseconds=self._clock), None
-            self._send(SQL.set_clock.replace("%s", "%(instant)s"), {"instant": instant.isoformat()}, None)
+            self._send(_SET_CLOCK, {"instant": instant.isoformat()}, None)
 
     def _send(self, query: str, params, missed) -> None:
-        name, places, formats = self._plans.get(query) or self._parsed(query)
-        given = self._adapt.dump_sequence([params[place] for place in places], formats)
-        self._waiting.append((name, given, missed))
+        name, places = self._plans.get(query) or self._parsed(query)
+        self._waiting.append((name, [self._dumped(params[place]) for place in places], missed))
+
+    def _dumped(self, value) -> bytes | None:
+        """As text. psycopg's dumpers take ten times as long for what is most of it."""
+        kind = type(value)
+        if value is None:
+            return None
+        if kind is str:
+            return value.encode()
+        if kind is int or kind is float:
+            return repr(value).encode()
+        if kind is list and len(value) < 20 and all(type(one) is str or type(one) is float for one in value):
+            key = tuple(value)
+            if key not in self._lists:
+                self._lists[key] = self._adapt.dump_sequence([value], [PyFormat.TEXT])[0]
+            return self._lists[key]
+        return self._adapt.dump_sequence([value], [PyFormat.TEXT])[0]
 
     def _parsed(self, query: str):
         """Parsed once; the server infers each parameter's type from its place."""
@@ -104,7 +116,7 @@ class Timeline(psycopg.Connection):
         name = f"timeline_{len(self._plans)}".encode()
         text = _PARAMETER.sub(lambda found: f"${places.index(found[1]) + 1}", query).replace("%%", "%")
         _checked(self.pgconn.prepare(name, text.encode()))
-        self._plans[query] = name, places, [PyFormat.TEXT] * len(places)
+        self._plans[query] = name, places
         return self._plans[query]
 
     def _exchange(self) -> list[tuple]:

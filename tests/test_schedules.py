@@ -9,7 +9,8 @@ from helpers import Session
 from jobqueue import Queue
 from jobqueue.errors import InvalidInput, JobQueueError
 from jobqueue.lab.clock import VirtualClock
-from jobqueue.schedules import MISSED_KEPT, Schedules
+from jobqueue.schedules import MISSED_KEPT, Due, Schedules, Ticked
+from jobqueue.sql import SQL
 
 START = datetime(2026, 3, 2, 8, 0, 30, tzinfo=UTC)  # a Monday
 
@@ -129,7 +130,7 @@ def test_a_scheduler_that_decides_late_is_fenced_by_the_revision(schedules, cloc
         second = Schedules(other.conn)
         due = _due(second)
         assert len(schedules.tick().jobs) == 1
-        assert second._decide(due) == type(schedules.tick())()
+        assert second._decide(due) == Ticked()
     assert slots(schedules.conn) == ["08:05"]
 
 
@@ -142,9 +143,6 @@ def test_a_change_between_computing_and_deciding_wins(schedules, clock, virtual_
 
 
 def _due(schedules):
-    from jobqueue.schedules import Due
-    from jobqueue.sql import SQL
-
     return schedules._made(Due, SQL.schedules_due, limit=10)[0]
 
 
@@ -346,6 +344,42 @@ def test_a_slot_that_has_fired_never_fires_again_though_its_key_is_pruned_and_th
         assert schedules.tick().jobs == []
 
 
+def test_where_the_clock_stands_before_the_last_slot_the_next_one_comes_after_it(schedules, clock):
+    schedules.put("a", "t", "*/5 * * * *")
+    clock.set(at("2026-03-02T08:05:01"))
+    schedules.tick()
+    clock.set(START)
+    schedules.put("a", "t", "5,10 * * * *")
+    assert row(schedules).next_run_at == at("2026-03-02T08:10")
+    schedules.conn.execute("update jobqueue.schedule set next_run_at = jobqueue.now()")
+    assert schedules.tick().jobs == [] and row(schedules).next_run_at == at("2026-03-02T08:10")
+
+
+def test_a_next_run_at_set_back_by_hand_neither_fires_nor_misses_again(schedules, clock):
+    schedules.put("a", "t", "*/5 * * * *", misfire="skip")
+    clock.set(at("2026-03-02T08:12"))
+    assert schedules.tick().missed == 2
+    schedules.conn.execute("update jobqueue.schedule set next_run_at = '2026-03-02T08:05Z'")
+    assert schedules.tick() == Ticked() and row(schedules).last_slot == at("2026-03-02T08:10")
+
+
+def test_a_slot_at_or_before_last_slot_does_not_fire_even_if_the_row_was_changed_by_hand_meanwhile(schedules, clock):
+    schedules.put("a", "t", "*/5 * * * *", misfire="all")
+    clock.set(at("2026-03-02T08:10:01"))
+    due = _due(schedules)
+    schedules.conn.execute("update jobqueue.schedule set last_slot = '2026-03-02T08:05Z'")
+    assert len(schedules._decide(due).jobs) == 1 and slots(schedules.conn) == ["08:10"]
+
+
+def test_last_slot_never_goes_back(schedules, clock):
+    schedules.put("a", "t", "*/5 * * * *")
+    clock.set(at("2026-03-02T08:05:01"))
+    due = _due(schedules)
+    schedules.conn.execute("update jobqueue.schedule set last_slot = '2026-03-02T09:00Z'")
+    schedules._decide(due)
+    assert row(schedules).last_slot == at("2026-03-02T09:00")
+
+
 def test_a_removed_schedule_leaves_a_tombstone_and_its_jobs(schedules, clock):
     schedules.put("a", "t", "*/5 * * * *")
     clock.advance(300)
@@ -378,6 +412,15 @@ def test_a_time_that_changes_with_the_clocks_keeps_to_utc_slots(schedules, clock
         clock.advance(600)
         schedules.tick()
     assert slots(schedules.conn) == ["00:00", "00:30", "01:00", "02:00", "03:00"]
+
+
+def test_lateness_in_the_fold_is_measured_in_utc_whatever_the_sessions_zone(schedules, clock):
+    """02:30 summer time and 02:11 winter time are 41 minutes apart; by their wall clocks Python finds −19."""
+    clock.set(at("2026-10-25T00:15"))
+    schedules.put("a", "t", "30 * * * *", misfire="skip")
+    schedules.conn.execute("set timezone to 'Europe/Berlin'")
+    clock.set(at("2026-10-25T01:11"))
+    assert (schedules.tick().missed, row(schedules).last_slot.tzinfo) == (1, UTC)
 
 
 # ---- broken rows and refusals --------------------------------------------------------------------

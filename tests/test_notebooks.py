@@ -69,6 +69,10 @@ def test_code_cells_are_few_and_short_and_hold_no_class_no_sql_and_no_matplotlib
 def test_it_is_committed_with_outputs_in_order_and_without_widgets_errors_or_this_machine(notebook):
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert all(
+        cell.get("attachments", {}).keys() >= set(re.findall(r"attachment:([^)]+)", cell.source))
+        for cell in notebook.cells
+    )
     outputs = [output for cell in cells for output in cell.outputs]
     text = nbformat.writes(notebook)
     assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
@@ -78,7 +82,7 @@ def test_it_is_committed_with_outputs_in_order_and_without_widgets_errors_or_thi
 
 def test_links_between_notebooks_lead_somewhere(notebook):
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    links = re.findall(r"\]\(([^)#:]+)\)", text)  # with a colon: elsewhere, or an attachment
     assert [link for link in links if not (FOLDER / link).exists()] == []
 
 

@@ -157,7 +157,7 @@ class _Row:
         self.name, self._shown = name, None
         target = int(name.rpartition("-")[2]) if name.startswith("worker-") else name
         short = str(target)
-        self.label = widgets.HTML(layout={"width": "470px"})
+        self.label = widgets.HTML(layout={"width": "520px"})
         self.buttons = {
             act: _button(
                 cockpit,
@@ -222,7 +222,7 @@ def _worker(worker, latest):
         parts += [f"code {worker.code}", *_jobs(left, "still leases ")]
     name = html.escape(worker.name)
     return (
-        f"<span data-worker='{name}' data-state='{worker.state}'>"
+        f"<span data-worker='{name}' data-state='{worker.state}' style='white-space:nowrap'>"
         f"<span style='color:{colour};font-size:15px'>{worker.symbol}</span> <b>{name}</b> · {' · '.join(parts)}</span>"
     )
 

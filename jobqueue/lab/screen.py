@@ -92,7 +92,7 @@ class Screen:
                     ax.tick_params(labelbottom=False)
                     ax.set_xlabel("")
             self._heights(age, jobs, names)
-            self._draw_faults(faults, names, high, now)
+            self._draw_faults(faults, names, high)
             self._draw_old(attempts, names, now)
             self._canvas.draw()
         self._ground = self._canvas.copy_from_bbox(self._figure.bbox)
@@ -120,15 +120,16 @@ class Screen:
         lanes.tick_params(axis="y", labelsize=min(style.SMALL, 66 / max(len(names), 1)))
         lanes.grid(False, axis="y")
 
-    def _draw_faults(self, faults, names, high, now):
+    def _draw_faults(self, faults, names, high):
+        """One that lasts reaches to the edge, hatched: it then need not be drawn anew as it grows."""
         low = high - WINDOW_SECONDS
-        found = [s for s in fault.spells(faults, now) if (s.start if s.end is None else s.end) >= low]
+        found = [s for s in fault.spells(faults, high) if (s.start if s.end is None else s.end) >= low]
         rows, _ = fault.lane_rows(found, low, high, most=3)
         fault.draw_lane(self._axes["faults"], found, rows, low, high)
         self._axes["faults"].set_ylim(2.65, -0.65)
-        live.shade_lanes(self._axes["lanes"], found, names, now)
+        live.shade_lanes(self._axes["lanes"], found, names, high)
         for name in ("age", "jobs"):
-            fault.shade(self._axes[name], found, now)
+            fault.shade(self._axes[name], found, high)
 
     def _draw_old(self, attempts, names, now):
         ended = [a for a in attempts if a["ended"] is not None]

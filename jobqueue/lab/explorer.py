@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from multiprocessing import get_context
@@ -98,20 +97,13 @@ class Scenario(Protocol):
         """Raises Broken where the rows contradict what the actors were told."""
 
 
-class OneTransactionQueue(Queue):
-    """The shipped queue, but its claims stay inside the search's transaction, which is always rolled back."""
-
-    def _own_transaction(self, verb: str):
-        return nullcontext()
-
-
 class World:
     """One virtual database inside one transaction that never commits."""
 
     def __init__(self, line: Line, *, makes_jobs: bool = True):
         self.line, self._makes_jobs = line, makes_jobs
         self._reading = SQL.world if makes_jobs else SQL.jobs
-        self.queue, self.schedules = OneTransactionQueue(line), Schedules(line)
+        self.queue, self.schedules = Queue(line), Schedules(line)
         self.now = 0.0  # seconds after START
         self.answer = "…"  # of the last action, for the trace
         line.send(SQL.base)

@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 import psycopg
 from psycopg import errors, pq
 from psycopg.adapt import PyFormat, Transformer
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from ..sql import statements, text
@@ -29,20 +30,32 @@ class Killed(Exception):
 
 
 class Line(psycopg.Connection):
-    """One session whose statements can gather. What is done on it is undone when it closes."""
+    """One session whose statements can gather. What is done on it is undone when it closes.
+
+    To the queue it looks like an autocommit connection: idle, but for its own transaction blocks.
+    """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._plans: dict[str, tuple[bytes, list[str], list[PyFormat]]] = {}
         self._waiting: list[Statement] = []
         self._adapt = Transformer(self)
-        self._left: int | None = None  # statements until the crash
+        self._left: int | None = None  # statements and commits until an actor is killed
+        self._blocks = 0  # of the queue's own that are open
 
     @classmethod
     def open(cls, dsn: str) -> "Line":
         line = cls.connect(dsn, autocommit=True, options="-c timezone=UTC -c synchronous_commit=off")
         line.send(SQL.begin)
         return line
+
+    @property
+    def info(self) -> psycopg.ConnectionInfo:
+        return _Info(self.pgconn, TransactionStatus.INTRANS if self._blocks else TransactionStatus.IDLE)
+
+    def __exit__(self, *_) -> None:
+        """Nothing of it stays: psycopg's own would commit."""
+        self.close()
 
     def send(self, query: str, params: dict | None = None, row_factory=tuple_row) -> "Statement":
         """Sends it with the next flush; its rows are read then."""
@@ -85,9 +98,26 @@ class Line(psycopg.Connection):
     def execute(self, query, params=None, **kwargs):
         return Statement(self, tuple_row).execute(query, params)
 
-    def transaction(self, *args, **kwargs):
+    @contextmanager
+    def transaction(self, *args, **kwargs) -> Iterator[None]:
         """Its statements are in the search's transaction anyway; where an actor may be killed, a savepoint is its BEGIN."""
-        return nullcontext() if self._left is None else _Block(self)
+        self._blocks += 1
+        try:
+            if self._left is None:
+                yield
+            else:
+                yield from self._mortal_block()
+        finally:
+            self._blocks -= 1
+
+    def _mortal_block(self) -> Iterator[None]:
+        self.send(SQL.block)
+        try:
+            yield
+            self.step()  # its COMMIT
+        except BaseException:
+            self.send(SQL.undo_block)
+            raise
 
     def pipeline(self):
         return nullcontext()
@@ -168,24 +198,16 @@ class Statement:
         pass
 
 
-class _Block:
-    """A transaction of an actor that may die in it."""
+class _Info(psycopg.ConnectionInfo):
+    """What a connection says of itself."""
 
-    def __init__(self, line: Line):
-        self.line = line
+    def __init__(self, pgconn, status: TransactionStatus):
+        super().__init__(pgconn)
+        self._status = status
 
-    def __enter__(self) -> None:
-        self.line.send(SQL.block)
-
-    def __exit__(self, kind, *_) -> None:
-        try:
-            if kind is None:
-                self.line.step()
-        except Killed:
-            self.line.send(SQL.undo_block)
-            raise
-        if kind is not None:
-            self.line.send(SQL.undo_block)
+    @property
+    def transaction_status(self) -> TransactionStatus:
+        return self._status
 
 
 def _checked(result):

@@ -38,7 +38,7 @@ _NOT_INSTALLED = ("3F000", "42P01", "42883")
 def translate(error, connection=None) -> JobQueueError:
     """What a psycopg error from one of the queue's own statements means for the caller (chain it with `from`)."""
     state = getattr(error, "sqlstate", None)
-    text = str(error).strip() or type(error).__name__
+    text = " ".join(str(error).split()) or type(error).__name__
     if state is None and (connection is None or connection.broken or connection.closed):
         return InfrastructureError(f"the database connection is lost: {text}")
     if state and state.startswith(_TRANSIENT):

@@ -2,10 +2,13 @@
 
 import logging
 import os
+import queue as queues
 import random
+import socket
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 
 import psycopg
 from psycopg import conninfo
@@ -28,21 +31,31 @@ class Session:
     """One autocommit connection, opened at first use and again after `drop`; belongs to one thread at a time.
 
     prepare_threshold=None is for transaction poolers such as pgbouncer: nothing is prepared and no session state is set.
+    idle_seconds: how long a transaction may idle (None: for ever). lock_seconds: how long a statement waits for a lock.
     """
 
-    def __init__(self, dsn: str, name: str, *, prepare_threshold: int | None = 5, idle_seconds: float | None = IDLE_IN_TRANSACTION_SECONDS):
+    def __init__(
+        self,
+        dsn: str,
+        name: str,
+        *,
+        prepare_threshold: int | None = 5,
+        idle_seconds: float | None = IDLE_IN_TRANSACTION_SECONDS,
+        lock_seconds: float | None = None,
+    ):
         self.dsn, self.name = dsn, name
-        self.prepare_threshold, self.idle_seconds = prepare_threshold, idle_seconds
+        self.prepare_threshold, self.idle_seconds, self.lock_seconds = prepare_threshold, idle_seconds, lock_seconds
         self._queue: Queue | None = None
-        self._pid = os.getpid()
+        self._pid = 0
 
     @property
     def queue(self) -> Queue:
         """Raises InfrastructureError while the database can't be reached."""
-        if os.getpid() != self._pid:
+        if self._queue is not None and self._pid != os.getpid():
             raise JobQueueError("this connection was opened before a fork: open one in each process (use spawn, not fork)")
         if self._queue is None or self._queue.conn.closed:
-            self._queue = Queue(connect(self.dsn, self.name, self.prepare_threshold, self.idle_seconds))
+            settings = {"idle_seconds": self.idle_seconds, "lock_seconds": self.lock_seconds}
+            self._queue, self._pid = Queue(connect(self.dsn, self.name, self.prepare_threshold, **settings)), os.getpid()
         return self._queue
 
     @property
@@ -54,38 +67,72 @@ class Session:
         return self._queue is not None and not self._queue.conn.closed
 
     def drop(self) -> None:
-        if self._queue is not None:
-            self._queue.conn.close()
-            self._queue = None
+        queue, self._queue = self._queue, None
+        if queue is not None and self._pid == os.getpid():  # closing an inherited one would end its owner's session
+            queue.conn.close()
+
+    def hang_up(self) -> None:
+        """From any thread: who waits on this connection gets an error at once, and what it had open is rolled back."""
+        queue = self._queue
+        with suppress(AttributeError, psycopg.Error, OSError):
+            line = socket.socket(fileno=queue.conn.fileno())
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+            line.detach()  # the connection itself stays its thread's to close
+
+    def cancel(self) -> None:
+        """From any thread: hangs up, and ends the statement that runs, which a server does not do by itself."""
+        queue = self._queue
+        if queue is not None:
+            with suppress(psycopg.Error, OSError):
+                queue.conn.cancel_safe(timeout=2)
+            self.hang_up()
 
 
-def connect(dsn: str, name: str, prepare_threshold: int | None = 5, idle_seconds: float | None = None) -> psycopg.Connection:
-    """An autocommit connection in UTC; errors show the address but never the password."""
-    try:
-        given = conninfo.conninfo_to_dict(dsn)
-    except psycopg.Error as error:
-        raise JobQueueError(f"the DSN can't be read: {str(error).strip().splitlines()[0].split(':')[0]}") from None
+def connect(
+    dsn: str,
+    name: str,
+    prepare_threshold: int | None = 5,
+    idle_seconds: float | None = None,
+    lock_seconds: float | None = None,
+) -> psycopg.Connection:
+    """An autocommit connection in UTC; errors show the address but never the password, nor have a cause that does."""
+    given = _parsed(dsn)
     settings: dict[str, object] = {"connect_timeout": CONNECT_SECONDS, "application_name": limits.clip(name, 63)}
     settings |= {"tcp_user_timeout": DEAD_PEER_SECONDS * 1000, "keepalives_idle": 10, "keepalives_interval": 5}
     settings |= {field: value for field, value in given.items() if field in settings}
     if prepare_threshold is not None:
-        settings["options"] = f"{given.get('options', '')} {_options(idle_seconds)}".strip()
+        settings["options"] = f"{given.get('options', '')} {_options(idle_seconds, lock_seconds)}".strip()
     try:
         return psycopg.connect(dsn, autocommit=True, prepare_threshold=prepare_threshold, **settings)
     except psycopg.OperationalError as error:
-        where = f"{given.get('host', 'the local socket')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
-        reason = redacted(str(error).strip(), given.get("password"))
-        raise InfrastructureError(f"can't connect to {where}: {reason}") from None
+        reason = " ".join(str(error).split())
+    where = f"{given.get('host', 'the local socket')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
+    raise InfrastructureError(f"can't connect to {where}: {redacted(reason, given.get('password'))}")
+
+
+def _parsed(dsn: str) -> dict:
+    try:
+        return conninfo.conninfo_to_dict(dsn)
+    except psycopg.Error as error:
+        reason = str(error).strip().splitlines()[0].split(":")[0]
+    raise JobQueueError(f"the DSN can't be read: {reason}")
 
 
 def redacted(text: str, password: str | None) -> str:
     return text.replace(password, "***") if password else text
 
 
-def _options(idle_seconds: float | None) -> str:
-    idle = 0 if idle_seconds is None else max(1, int(idle_seconds * 1000))
-    given = {"timezone": "UTC", "idle_in_transaction_session_timeout": idle, "tcp_user_timeout": DEAD_PEER_SECONDS * 1000}
+def _options(idle_seconds: float | None, lock_seconds: float | None) -> str:
+    given = {"timezone": "UTC", "default_transaction_isolation": r"read\ committed"}  # whatever the database's own default is
+    given |= {"idle_in_transaction_session_timeout": _milliseconds(idle_seconds), "lock_timeout": _milliseconds(lock_seconds)}
+    # The server, too, must notice a peer that is gone: its open transaction would keep a row locked.
+    given |= {"tcp_user_timeout": DEAD_PEER_SECONDS * 1000, "tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5}
     return " ".join(f"-c {name}={value}" for name, value in given.items())
+
+
+def _milliseconds(seconds: float | None) -> int:
+    return 0 if seconds is None else max(1, int(seconds * 1000))
 
 
 class Incidents:
@@ -131,6 +178,25 @@ class Pause:
         self._next = RETRY_SECONDS[0]
 
 
+class Bell:
+    """Wakes the one thread that waits for it, from any thread; also from a signal handler, where an Event may deadlock."""
+
+    def __init__(self) -> None:
+        self._rings: queues.SimpleQueue = queues.SimpleQueue()  # its put is reentrant
+        self._rung = False
+
+    def ring(self) -> None:
+        if not self._rung:
+            self._rung = True
+            self._rings.put(None)
+
+    def wait(self, seconds: float) -> None:
+        """Until it has rung since the last wait, or for so long; the caller looks for what there is to do afterwards."""
+        with suppress(queues.Empty):
+            self._rings.get(timeout=max(0.0, seconds))
+        self._rung = False
+
+
 class Loop:
     """`run` is a loop around `run_once`, which does one bounded step and returns how much it did; `stop` from any thread."""
 
@@ -140,7 +206,8 @@ class Loop:
         self.poll_seconds = limits.seconds(poll_seconds, "poll_seconds", 0.001, 86_400)
         self.session = Session(dsn, f"jobqueue {self.role}", prepare_threshold=prepare_threshold)
         self.incidents = Incidents()
-        self._stopping = threading.Event()
+        self._stopping = threading.Event()  # never waited for: see Bell
+        self._bell = Bell()
 
     def run_once(self) -> int:
         raise NotImplementedError
@@ -149,23 +216,34 @@ class Loop:
         """Called once after this loop's own connection was lost, before it asks again."""
 
     def run(self) -> None:
+        """Until `stop`; outages are waited for. Raises JobQueueError where asking again can't help: no schema, no right."""
         pause = Pause()
-        while not self._stopping.is_set():
-            try:
-                did = self.run_once()
-                self.incidents.flush(self.session.conn)
-                pause.reset()
-                wait = 0 if did else self.poll_seconds
-            except InfrastructureError as error:
-                wait = pause.seconds()
-                log.warning("%s: %s; trying again in %.1f s", self.role, error, wait)
-                self.session.drop()
-                self.after_outage()
-            self._stopping.wait(wait)
-        self.session.drop()
+        try:
+            while not self._stopping.is_set():
+                self._bell.wait(self._step(pause))
+            if self.session.is_open:
+                with suppress(InfrastructureError):
+                    self.incidents.flush(self.session.conn, now=True)
+        finally:
+            self.session.drop()
 
     def stop(self) -> None:
         self._stopping.set()
+        self._bell.ring()
+
+    def _step(self, pause: Pause) -> float:
+        """Returns how long to wait before the next one."""
+        try:
+            did = self.run_once()
+            self.incidents.flush(self.session.conn)
+            pause.reset()
+            return 0 if did else self.poll_seconds
+        except InfrastructureError as error:
+            wait = pause.seconds()
+            log.warning("%s: %s; trying again in %.1f s", self.role, error, wait)
+            self.session.drop()
+            self.after_outage()
+            return wait
 
 
 def alert(queue: Queue, job_id: int, on_dead) -> None:
@@ -182,7 +260,5 @@ def alert(queue: Queue, job_id: int, on_dead) -> None:
     if on_dead is not None:
         try:
             on_dead(job)
-        except Exception:
+        except (Exception, SystemExit):
             log.exception("on_dead raised for job %s", job.id)
-
-

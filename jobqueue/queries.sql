@@ -290,7 +290,9 @@ update jobqueue.job set
   locked_by = null, locked_until = null,
   history = jobqueue.note(history, 'released', locked_by, epoch, 'claimed, but the reply to the claim was lost'),
   history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
-where status = 'running' and locked_by = %(owner)s and not (id = any (%(held)s))
+where status = 'running' and locked_by = %(owner)s
+  and not exists (select from unnest(%(ids)s::bigint[], %(epochs)s::bigint[]) as held(id, epoch)
+                  where held.id = job.id and held.epoch = job.epoch)
 returning id
 
 -- ---------------------------------------------------------------- decisions by hand
@@ -364,14 +366,16 @@ order by finished_at desc, id desc limit %(limit)s
 -- name: surroundings
 -- What explain says beside the row. Counts stop at 1,000. Whoever holds a row's exclusive lock stands in its xmax.
 select jobqueue.now() as now, (select at from jobqueue.paused_type where type = %(type)s) as paused_at,
-  (select count(*) from jobqueue.listener where %(type)s = any (types)) as listeners,
-  (select count(*) from (select from jobqueue.job where type = %(type)s and status = 'running' limit 1000) x) as running,
+  (select count(distinct owner) from jobqueue.listener where %(type)s = any (types)) as listeners,
+  (select count(*) from (
+     select from jobqueue.job where type = %(type)s and status = 'running' limit 1000) x) as running,
   (select count(*) from (select from jobqueue.job
      where type = %(type)s and status = 'ready' and (run_at, id) < (%(run_at)s, %(id)s) limit 1000) x) as ahead,
   (select jsonb_agg(jsonb_build_object('pid', l.pid, 'application_name', a.application_name, 'state', a.state,
-                                       'xact_start', to_char(a.xact_start at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')))
+     'xact_start', to_char(a.xact_start at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')))
    from jobqueue.job j
-   join pg_catalog.pg_locks l on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.granted and l.mode = 'ExclusiveLock'
+   join pg_catalog.pg_locks l
+     on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.granted and l.mode = 'ExclusiveLock'
    left join pg_catalog.pg_stat_activity a on a.pid = l.pid
    where j.id = %(id)s and l.pid <> pg_catalog.pg_backend_pid()) as holders,
   (select jsonb_build_object('removed_at', removed_at, 'problem', problem, 'paused', paused,
@@ -384,11 +388,11 @@ select jobqueue.now()
 -- ---------------------------------------------------------------- effects and incidents
 
 -- name: effect
--- The fence first, then the key: an effect is recorded only under an authority that still stands, in the handler's
--- transaction.
+-- In the handler's transaction, whose completion is the fence. The row is not locked here: its own heartbeats and
+-- publications, on other connections, would wait for it, and so would a cancellation.
 with mine as (
   select id from jobqueue.job
-  where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s for no key update)
+  where id = %(id)s and status = 'running' and locked_by = %(owner)s and epoch = %(epoch)s)
 insert into jobqueue.effect (key, job_id, epoch) select %(key)s, id, %(epoch)s from mine
 on conflict (key) do nothing returning key
 
@@ -424,28 +428,34 @@ drop schema if exists jobqueue cascade
 
 -- name: snapshot
 -- Ages of due rows from run_at, never from created_at; a type with ready rows of which none is due has age 0.
--- One look costs what is live and what finished in the last minute, whatever else the table holds (12 ms beside a million).
+-- A look reads what is live and what finished in the last minute, whatever else there is (10–25 ms beside a million).
 with ready as (
-  select type, attempts, count(*) filter (where run_at <= jobqueue.now()) as due, count(*) filter (where run_at > jobqueue.now()) as future,
-         coalesce(extract(epoch from jobqueue.now() - min(run_at) filter (where run_at <= jobqueue.now())), 0)::float8 as age
+  select type, attempts, count(*) filter (where run_at <= jobqueue.now()) as due,
+    count(*) filter (where run_at > jobqueue.now()) as future,
+    coalesce(extract(epoch from jobqueue.now() - min(run_at) filter (where run_at <= jobqueue.now())), 0)::float8 as age
   from jobqueue.job where status = 'ready' group by type, attempts),
 running as (
   select type, attempts, count(*) as n, count(*) filter (where locked_until <= jobqueue.now()) as expired
   from jobqueue.job where status = 'running' group by type, attempts),
-dead as (select type, attempts, count(*) as n from jobqueue.job where status in ('failed', 'dead') group by type, attempts),
+dead as (
+  select type, attempts, count(*) as n from jobqueue.job where status in ('failed', 'dead') group by type, attempts),
 recent as materialized (
-  select attempts, greatest(extract(epoch from started_at - run_at), 0)::float8 as wait, extract(epoch from finished_at - started_at)::float8 as service
+  select attempts, greatest(extract(epoch from started_at - run_at), 0)::float8 as wait,
+    extract(epoch from finished_at - started_at)::float8 as service
   from jobqueue.job where status = 'done' and finished_at > jobqueue.now() - interval '1 minute'),
 begun as (
   select attempts, sum(n) as n from (
     select attempts, due + future as n from ready where attempts > 0 union all select attempts, n from running
-    union all select attempts, n from dead union all select attempts, count(*) from recent group by attempts) x group by attempts),
+    union all select attempts, n from dead union all select attempts, count(*) from recent group by attempts) x
+  group by attempts),
 seen as (select name, sum(n) as n from jobqueue.incident where at > jobqueue.now() - interval '1 hour' group by name)
 select jobqueue.now() as at,
-  (select coalesce(sum(due), 0) from ready)::bigint as due, (select coalesce(sum(future), 0) from ready)::bigint as future,
+  (select coalesce(sum(due), 0) from ready)::bigint as due,
+  (select coalesce(sum(future), 0) from ready)::bigint as future,
   (select coalesce(sum(due + future), 0) from ready)::bigint as ready,
   (select coalesce(sum(due + future), 0) from ready where attempts > 0)::bigint as retrying,
-  (select coalesce(jsonb_object_agg(type, n), '{}') from (select type, sum(n) as n from running group by type) x) as running,
+  (select coalesce(jsonb_object_agg(type, n), '{}') from (select type, sum(n) as n from running group by type) x)
+    as running,
   (select coalesce(jsonb_object_agg(type, n), '{}') from (select type, sum(n) as n from dead group by type) x) as dead,
   (select coalesce(jsonb_object_agg(type, age), '{}') from (select type, max(age) as age from ready group by type) x)
     as oldest_ready_age_seconds,
@@ -479,10 +489,10 @@ delete from jobqueue.listener where id = any (array(
 -- name: subscribe
 listen jobqueue_job
 
--- ---------------------------------------------------------------- clean-up: bounded batches; SKIP LOCKED, so janitors share the work
+-- ---------------------------------------------------------------- clean-up: bounded batches, shared by any janitors
 
 -- name: purge_keys
--- Its job must have left `job`; one snapshot sees a job that is being archived in one of the two tables, never in neither.
+-- Its job must have left `job`; one snapshot sees a job that is being archived in one of the two tables, never in none.
 -- A key is as old as its job, so created_at bounds the look; then the end of the archived job counts.
 with old as materialized (
   select k.key from jobqueue.job_key k
@@ -648,7 +658,8 @@ update jobqueue.job set locked_until = least(locked_until, jobqueue.now()) where
 
 -- name: fence
 update jobqueue.job set
-  epoch = epoch + %(by)s, history = jobqueue.note(history, 'fenced', null, epoch, format('every live epoch was raised by %%s', %(by)s::bigint)),
+  epoch = epoch + %(by)s,
+  history = jobqueue.note(history, 'fenced', null, epoch, 'every live epoch was raised by ' || %(by)s::bigint),
   history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
 where status <> 'done'
 

@@ -1,0 +1,60 @@
+"""Handlers for workers that the tests start as processes: how long, how they end, what they leave is in the payload."""
+import os
+import re
+import signal
+import sys
+import threading
+import time
+
+import psycopg
+
+from jobqueue import Handler
+
+SIMPLE = {"quick": lambda lease, context: None}
+
+
+def sleep(lease, context):
+    time.sleep(lease.payload["seconds"])
+
+
+def obedient(lease, context):
+    """Ends as soon as it is told that its authority is gone."""
+    context.lost.wait(lease.payload["seconds"])
+
+
+def stuck(lease, context):
+    threading.Event().wait()
+
+
+def poison(lease, context):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def counted(lease, context):
+    """A row for each execution, outside of the job's transaction, and one inside."""
+    with psycopg.connect(os.environ["JOBS_DSN"], autocommit=True) as conn:
+        conn.execute("insert into execution values (%s, %s)", (lease.id, lease.epoch))
+    time.sleep((lease.payload or {}).get("seconds", 0))
+    if context.effect(f"counted/{lease.id}"):
+        context.connection.execute("insert into applied values (%s, %s)", (lease.id, lease.epoch))
+
+
+def greedy(lease, context):
+    """Holds the interpreter's lock: no other thread of this process runs meanwhile."""
+    re.match(r"(a+)+$", "a" * lease.payload["letters"] + "b")
+
+
+def leave(lease, context):
+    sys.exit(lease.payload["code"])
+
+
+HANDLERS = {
+    "quick": SIMPLE["quick"],
+    "sleep": Handler(sleep, lease_seconds=2),
+    "obedient": Handler(obedient, lease_seconds=2),
+    "stuck": Handler(stuck, lease_seconds=2, timeout_seconds=0.5),
+    "poison": Handler(poison, lease_seconds=1),
+    "counted": Handler(counted, lease_seconds=2),
+    "greedy": Handler(greedy, lease_seconds=0.3),
+    "leave": leave,
+}

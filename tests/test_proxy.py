@@ -1,0 +1,218 @@
+"""Replies that never arrive: each verb's answer cut off before and after it was carried out, poolers, interrupted claims."""
+import _thread
+import os
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+from helpers import wait_until
+from proxy import Proxy
+from psycopg import conninfo
+from working import ends, running, settled, statuses, threads, working
+
+from jobqueue import Backoff, Handler, InfrastructureError, Reaper, Worker
+
+SOON = Backoff("constant", base_seconds=0, jitter="none")
+TIMES = 20
+NO_LISTEN = {"prepare_threshold": None, "poll_seconds": 0.02, "concurrency": 2}  # every statement travels with its text
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    wait_until(lambda: threads() == [], 10, "the end of every thread of a worker")
+
+
+@pytest.fixture
+def executed(conn):
+    """Each execution of a handler, noted outside of all that is cut."""
+    conn.execute("create table execution (job_id bigint, epoch bigint)")
+    conn.execute("create table applied (job_id bigint)")
+    return lambda job_id: [epoch for (epoch,) in conn.execute("select epoch from execution where job_id = %s order by 1", (job_id,)).fetchall()]
+
+
+def noting(dsn, act=None):
+    def handler(lease, context):
+        with psycopg.connect(dsn, autocommit=True) as aside:
+            aside.execute("insert into execution values (%s, %s)", (lease.id, lease.epoch))
+        return act(lease, context) if act else None
+
+    return Handler(handler, backoff=SOON)
+
+
+def through(dsn, queue, conn, handler, marker, point, check, **options):
+    """20 jobs, one after the other; in each the session that sends the marker is cut."""
+    with Proxy(dsn) as proxy, working(proxy.dsn, {"job": handler}, **NO_LISTEN, **options):
+        wait_until(lambda: sessions(conn) > 1)
+        for _ in range(TIMES):
+            proxy.cut_when(marker, point)
+            job_id = queue.enqueue("job", max_attempts=1).id
+            job = wait_until(lambda: (row := queue.get(job_id)).finished_at and row, 20)  # noqa: B023
+            check(job)
+    assert proxy.cuts == TIMES
+
+
+def sessions(conn):
+    return conn.execute("select count(*) from pg_stat_activity where datname = current_database()").fetchone()[0]
+
+
+@pytest.mark.parametrize("point", ["request", "reply"])
+def test_a_completion_whose_reply_is_cut_is_one_execution(dsn, queue, conn, executed, point):
+    def check(job):
+        assert (job.status, job.attempts, job.epoch, ends(job), executed(job.id)) == ("done", 1, 1, [], [1])
+
+    through(dsn, queue, conn, noting(dsn), "finished_epoch = epoch", point, check)
+
+
+@pytest.mark.parametrize("point", ["request", "reply"])
+def test_a_claim_whose_reply_is_cut_is_released_by_the_worker_itself(dsn, queue, conn, executed, point):
+    lost = point == "reply"
+
+    def check(job):
+        history, epoch = (["released"], 2) if lost else ([], 1)
+        assert (job.status, job.attempts, job.lease_losses, job.epoch, ends(job), executed(job.id)) == ("done", 1, 0, epoch, history, [epoch])
+
+    with Proxy(dsn) as proxy, working(proxy.dsn, {"job": noting(dsn)}, **NO_LISTEN):
+        wait_until(lambda: sessions(conn) > 1)
+        for _ in range(TIMES):
+            time.sleep(0.05)  # the completion before, which claims too, is over
+            proxy.cut_when("with picked", point)
+            job_id = queue.enqueue("job").id
+            check(wait_until(lambda: (row := queue.get(job_id)).finished_at and row, 20))  # noqa: B023
+    assert proxy.cuts == TIMES
+
+
+def test_a_lost_claim_under_an_owner_that_is_not_unique_is_left_to_its_lease(dsn, queue, conn, executed):
+    handlers = {"job": Handler(noting(dsn).fn, lease_seconds=0.5)}
+    with Proxy(dsn) as proxy, running(Reaper(dsn, poll_seconds=0.05, backoff=SOON)):
+        with working(proxy.dsn, handlers, owner="shared name", **NO_LISTEN):
+            wait_until(lambda: sessions(conn) > 2)
+            proxy.cut_when("with picked", "reply")
+            job_id = queue.enqueue("job").id
+            job = wait_until(lambda: (row := queue.get(job_id)).finished_at and row, 20)
+    assert (job.status, ends(job), job.attempts, executed(job_id)) == ("done", ["lost"], 2, [2])
+
+
+@pytest.mark.parametrize("point", ["request", "reply"])
+def test_a_commit_of_effects_whose_reply_is_cut_applies_them_once(dsn, queue, conn, executed, point):
+    def act(lease, context):
+        if context.effect(f"once/{lease.id}"):
+            context.connection.execute("insert into applied values (%s)", (lease.id,))
+
+    def check(job):
+        epochs = [1] if point == "reply" else [1, 2]  # cut before: all was rolled back, and had to be done again
+        assert (job.status, job.attempts, job.lease_losses, job.releases, executed(job.id)) == ("done", 1, 0, 0, epochs)
+        assert conn.execute("select count(*) from applied where job_id = %s", (job.id,)).fetchone()[0] == 1
+
+    through(dsn, queue, conn, noting(dsn, act), "COMMIT", point, check)
+
+
+@pytest.mark.parametrize("point", ["request", "reply"])
+def test_a_publication_whose_reply_is_cut_is_one_execution_and_one_publication(dsn, queue, conn, executed, point, tmp_path):
+    outcomes = []
+
+    def act(lease, context):
+        outcomes.append(context.publish(f"result of {lease.id}".encode(), "result.txt").name)
+
+    def check(job):
+        assert (job.status, job.attempts, executed(job.id)) == ("done", 1, [1])
+        assert (job.published_name, job.published_epoch, len(list(Path(tmp_path).rglob(f"*{job.published_digest[:16]}*")))) == ("result.txt", 1, 1)
+
+    through(dsn, queue, conn, noting(dsn, act), "COMMIT", point, check, artifacts=tmp_path)
+    assert outcomes == ["ALREADY_APPLIED" if point == "reply" else "APPLIED"] * TIMES
+
+
+@pytest.mark.parametrize("point", ["request", "reply"])
+def test_a_failure_whose_reply_is_cut_is_one_failure(dsn, queue, conn, executed, point):
+    def check(job):
+        assert (job.status, job.attempts, ends(job), executed(job.id)) == ("dead", 1, ["failed"], [1])
+
+    through(dsn, queue, conn, noting(dsn, lambda lease, context: 1 / 0), "failed_permanently", point, check)
+
+
+@pytest.mark.parametrize("point", ["request", "reply"])
+def test_a_heartbeat_whose_reply_is_cut_costs_no_lease(dsn, queue, conn, executed, point):
+    lost = []
+
+    def check(job):
+        assert (job.status, job.attempts, job.epoch, executed(job.id)) == ("done", 1, 1, [1])
+
+    def act(lease, context):
+        lost.append(context.lost.wait(0.5))
+
+    handler = Handler(noting(dsn, act).fn, lease_seconds=0.9)
+    through(dsn, queue, conn, handler, "greatest(j.locked_until", point, check)
+    assert lost == [False] * TIMES
+
+
+def test_an_interrupt_at_any_moment_leaves_no_job_without_a_handler_and_no_session(dsn, queue, conn):
+    """As a notebook's stop button does it: KeyboardInterrupt in the thread that runs the worker, in the middle of anything."""
+    quiet = sessions(conn)
+    for attempt in range(30):
+        queue.enqueue_many([{"type": "job"}] * 20)
+        worker = Worker(dsn, {"job": lambda *_: time.sleep(0.001)}, poll_seconds=0.01, grace_seconds=1)
+        timer = threading.Timer(0.01 + attempt * 0.003, _thread.interrupt_main)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            worker.run()
+        timer.join()
+        assert (threads(), statuses(conn).get("running", 0)) == ([], 0)
+    wait_until(lambda: sessions(conn) == quiet)
+    assert conn.execute("select max(lease_losses) from jobqueue.job").fetchone()[0] == 0
+    with working(dsn, {"job": lambda *_: None}):
+        assert settled(conn) == {"done": 600}
+
+
+@pytest.fixture
+def pooler(dsn, tmp_path):
+    """DSN through pgbouncer in transaction mode, with two server connections for all."""
+    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    if program is None:
+        pytest.skip("pgbouncer is not installed")
+    given = conninfo.conninfo_to_dict(dsn)
+    folder = tmp_path / "pooler"
+    folder.mkdir()
+    folder.chmod(0o777)
+    tmp_path.chmod(0o755)
+    (folder / "users.txt").write_text(f'"{given["user"]}" ""\n')
+    (folder / "pgbouncer.ini").write_text(
+        f"[databases]\n* = host={given['host']} port={given['port']}\n[pgbouncer]\nlisten_addr =\nlisten_port = 6543\n"
+        f"unix_socket_dir = {folder}\nauth_type = any\nauth_file = {folder}/users.txt\npool_mode = transaction\n"
+        f"default_pool_size = 2\nlogfile = {folder}/log\nmax_prepared_statements = 0\n"
+    )
+    command = [program, *(["-u", "nobody"] if os.geteuid() == 0 else []), str(folder / "pgbouncer.ini")]
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    through = conninfo.make_conninfo(dsn, host=str(folder), port=6543, user=given["user"])
+    try:
+        wait_until(lambda: started.poll() is not None or (folder / ".s.PGSQL.6543").exists(), 10)
+        assert started.poll() is None, (folder / "log").read_text()
+        yield conninfo.make_conninfo(through, dbname=given["dbname"])
+    finally:
+        started.terminate()
+        started.wait(10)
+
+
+def test_a_worker_behind_a_transaction_pooler_does_all_that_workers_do(pooler, dsn, queue, conn, executed, tmp_path):
+    def act(lease, context):
+        if context.effect(f"once/{lease.id}"):
+            context.connection.execute("insert into applied values (%s)", (lease.id,))
+
+    handlers = {"quick": lambda *_: None, "effect": Handler(act), "bad": Handler(lambda *_: 1 / 0, backoff=SOON),
+                "long": Handler(lambda lease, context: context.lost.wait(1.5), lease_seconds=0.6),
+                "publish": lambda lease, context: context.publish(b"x", "x.txt")}  # fmt: skip
+    queue.enqueue_many([{"type": type, "max_attempts": 2} for type in ["quick"] * 300 + ["effect", "bad", "long", "publish"] * 5])
+    with running(Reaper(pooler, poll_seconds=0.05, prepare_threshold=None)):
+        with working(pooler, handlers, prepare_threshold=None, concurrency=4, artifacts=tmp_path / "out"):
+            assert settled(conn) == {"done": 315, "dead": 5}
+    assert conn.execute("select count(*) from applied").fetchone()[0] == 5
+    assert conn.execute("select max(lease_losses) from jobqueue.job").fetchone()[0] == 0
+
+
+def test_without_the_option_a_pooler_is_what_it_is_documented_to_be_an_error(pooler, queue):
+    """The worker's settings are startup parameters: pgbouncer refuses them, at once and in words."""
+    with pytest.raises(InfrastructureError, match="unsupported startup parameter"):
+        Worker(pooler, {"job": lambda *_: None}).run_once()

@@ -29,7 +29,7 @@ SAMPLES = 40_000  # 2.8 hours at 4 a second; the oldest are dropped after that
 ATTEMPTS = 200_000
 ROWS = 5_000  # of one look
 OVERLAP_SECONDS = 3.0  # a row may be committed so much later than the instant that stands in it
-STATEMENT_SECONDS = 5
+STATEMENT_SECONDS = 5  # as in observe.sql
 COUNTS = ("ready", "due", "running", "waiting_retry", "dead", "done")
 _AGES = ("time_seconds", *COUNTS, "oldest_age_seconds")
 _ATTEMPTS = ("job_id", "type", "attempt", "epoch", "owner", "worker", "started", "ended", "outcome")
@@ -67,7 +67,7 @@ class Observer:
         self._fleet_events: list[tuple[float, str, str]] = []
         self.workers: tuple = ()  # of the fleet, its loops included, as they were last looked at
         with connect(dsn, "jobqueue observer") as conn:
-            self.postgres = conn.execute("show server_version").fetchone()[0].split()[0]
+            self.postgres = conn.execute(SQL.server_version).fetchone()[0].split()[0]
             self.origin = conn.execute(SQL.clock).fetchone()[0]
         self._offset = time.time() - self.origin  # this machine's clock against the database's: for events only
         self._since = self.origin - OVERLAP_SECONDS
@@ -184,7 +184,7 @@ class Observer:
     def _connected(self) -> psycopg.Connection:
         conn = connect(self.dsn, "jobqueue observer")  # autocommit: a picture must never be the long transaction
         conn.row_factory = dict_row
-        conn.execute(f"set statement_timeout = '{STATEMENT_SECONDS}s'")
+        conn.execute(SQL.be_brief)
         return conn
 
     def _dropped(self, conn) -> None:

@@ -1,4 +1,4 @@
--- What the live pictures ask, some times a second, on a connection of their own in autocommit: each look is one statement.
+-- What the live pictures ask, some times a second, on an autocommit connection of their own: each look is a statement.
 
 -- name: sample
 -- One pass over the jobs. A job is waiting for its retry while it has begun an attempt and its run_at lies ahead.
@@ -35,6 +35,12 @@ order by 6 limit %(most)s
 -- When a session of each owner last did anything; a worker's sessions carry its owner as their name.
 select application_name as owner, extract(epoch from clock_timestamp() - max(state_change))::float8 as seconds
 from pg_stat_activity where application_name = any(%(owners)s) group by application_name
+
+-- name: be_brief
+set statement_timeout = '5s'
+
+-- name: server_version
+show server_version
 
 -- name: clock
 select extract(epoch from jobqueue.now())::float8

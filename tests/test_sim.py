@@ -102,19 +102,16 @@ def test_jobs_that_the_janitor_archived_are_in_the_frames(server):
 # ---- faults ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_frozen_past_its_lease_is_told_lost_and_its_job_ran_once_more(server):
-    run = simulate(server, at(0.0), workers=2, lease_seconds=6, faults=[faults.freeze(0, at=1, seconds=60)], effects=True)
-    lost, done = run.attempts.to_dict("records")
-    assert (lost["worker"], lost["outcome"], done["worker"], done["outcome"]) == ("worker-0", "lost", "worker-1", "done")
-    assert 6 <= lost["ended"] < 7 + 1
-    late = run.refused[["worker", "verb", "outcome"]].values.tolist()
-    assert late == [["worker-0", "heartbeat", "LOST"], ["worker-0", "complete", "LOST"]] or run.span_seconds < 61
-
-
 def frozen(server):
-    """Still simulated when the frozen worker wakes up: another job comes late."""
+    """The first worker wakes up long after its job went to the other one; a second job keeps the run going until then."""
     work = at(0.0, 200.0)
     return simulate(server, work, workers=2, lease_seconds=6, faults=[faults.freeze(0, at=1, seconds=60)], effects=True)
+
+
+def test_the_job_of_a_worker_frozen_past_its_lease_goes_to_another(server):
+    lost, done, _ = frozen(server).attempts.to_dict("records")
+    assert (lost["worker"], lost["outcome"], done["worker"], done["outcome"]) == ("worker-0", "lost", "worker-1", "done")
+    assert 6 <= lost["ended"] <= 7
 
 
 def test_a_late_completion_is_refused_as_lost(server):
@@ -197,6 +194,32 @@ def test_idle_workers_that_poll_wait_half_a_period_on_average(server):
     recipe = workload.poisson(rate=0.01, service=workload.constant(0.1), n=300)
     run = simulate(server, recipe, workers=1, poll_seconds=10)
     assert run.jobs["wait_seconds"].mean() == pytest.approx(5, rel=0.15) and run.jobs["wait_seconds"].max() <= 10
+
+
+# ---- schedules -------------------------------------------------------------------------------------------------------
+
+FIVE_MINUTES = {"id": "report", "job_type": "report", "cron": "*/5 * * * *", "payload": {"seconds": 1}}
+
+
+def scheduled(server, faults=(), **schedule):
+    return simulate(server, at(0.0), workers=2, until_seconds=3601, schedules=[FIVE_MINUTES | schedule], faults=faults)
+
+
+def test_a_scheduler_makes_a_job_for_each_slot_at_its_time(server):
+    jobs = scheduled(server).jobs.query("type == 'report'")
+    assert jobs["created_at"].dt.strftime("%H:%M:%S").tolist() == [f"{m // 60:02}:{m % 60:02}:00" for m in range(5, 61, 5)]
+    assert jobs["status"].tolist() == ["done"] * 12
+
+
+def test_a_scheduler_that_was_dead_for_half_an_hour_runs_the_last_misfire(server):
+    jobs = scheduled(server, [faults.kill("scheduler", at=1000, seconds=1800)]).jobs.query("type == 'report'")
+    assert jobs["created_at"].dt.strftime("%H:%M:%S").tolist() == [
+        "00:05:00", "00:10:00", "00:15:00", "00:46:40", "00:50:00", "00:55:00", "01:00:00"]  # fmt: skip
+
+
+def test_a_spread_moves_the_job_and_a_sleeping_worker_finds_it(server):
+    job = scheduled(server, cron="30 * * * *", spread_seconds=300).jobs.query("type == 'report'").iloc[0]
+    assert job["run_at"] > job["created_at"] and job["wait_seconds"] == 0
 
 
 # ---- bad input, interruption -----------------------------------------------------------------------------------------

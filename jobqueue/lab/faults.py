@@ -1,6 +1,6 @@
 """Faults as data: when, what, whom; the same values are applied to simulated workers and to real processes.
 
-    plan = [faults.kill(worker=3, at=600, seconds=30), faults.freeze(worker=1, at=900, seconds=120), faults.outage(at=1800, seconds=60)]
+    plan = [faults.kill(worker=3, at=600), faults.freeze(worker=1, at=900, seconds=120), faults.outage(1800, seconds=60)]
     faults.loads(faults.dumps(plan)) == plan        # JSON: a plan can be kept beside its results
 
 `at` and `seconds` are seconds after the beginning. A worker is named by its place; loops are named: reaper, scheduler.
@@ -18,7 +18,7 @@ from ..errors import InvalidInput
 MOST_SECONDS = 1e9
 KINDS = ("kill", "start", "pause", "resume", "stop", "cut", "slow", "down", "poison", "burst", "outage", "crash")
 LOOPS = ("reaper", "scheduler")
-_SPELLS = ("kill", "pause", "slow", "down", "outage", "crash")  # a stop's seconds are its grace, a poison's its worker's restart
+_SPELLS = ("kill", "pause", "slow", "down", "outage", "crash")  # a stop's seconds are its grace, a poison's a restart's
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def start(worker: int | str, at: float) -> Fault:
 
 
 def freeze(worker: int | str, at: float, seconds: float | None = None) -> Fault:
-    """SIGSTOP, and SIGCONT after `seconds`: longer than its lease, and its jobs go to others while it still holds them."""
+    """SIGSTOP, and SIGCONT after `seconds`: past its lease, its jobs go to others while it still holds them."""
     return Fault(at, "pause", _process(worker), seconds)
 
 
@@ -101,13 +101,13 @@ def slow(target: int | str, at: float, seconds: float, factor: float = 10) -> Fa
 
 
 def down(type: str, at: float, seconds: float, capacity: float | None = None) -> Fault:
-    """What this type depends on is away: its attempts fail at once. Back again, it bears `capacity` calls a second at most,
-    failed ones included, and refuses the rest: then recovery depends on the load of the retries."""
+    """What this type depends on is away: its attempts fail at once. Back again, it bears `capacity` calls a second at
+    most, failed ones included, and refuses the rest: then recovery depends on the load of the retries."""
     return Fault(at, "down", limits.job_type(type), seconds, capacity=capacity)
 
 
 def poison(at: float, n: int = 1, type: str = "poison", restart_seconds: float | None = 5) -> Fault:
-    """n jobs that take their worker's process with them at every attempt; a supervisor starts it again after a while."""
+    """n jobs that take their worker's process with them at every attempt; a supervisor starts it again after that."""
     return Fault(at, "poison", limits.job_type(type), restart_seconds, n=n)
 
 
@@ -122,7 +122,7 @@ def outage(at: float, seconds: float) -> Fault:
 
 
 def crash_database(at: float, seconds: float = 5) -> Fault:
-    """The database goes down with replies on their way (every worker's next one is lost) and is back after its recovery."""
+    """The database goes down with replies on their way (every worker's next one is lost), and is back after a while."""
     return Fault(at, "crash", "database", seconds)
 
 
@@ -152,7 +152,8 @@ def check(plan: Iterable[Fault], workers: int) -> tuple[Fault, ...]:
     plan = tuple(sorted(plan, key=_instant))
     for fault in plan:
         if fault.worker is not None and fault.worker >= workers:
-            raise InvalidInput(f"{fault.kind} at {fault.at:g} s aims at {fault.target}, but there are worker-0 to worker-{workers - 1}")
+            there = f"there are worker-0 to worker-{workers - 1}"
+            raise InvalidInput(f"{fault.kind} at {fault.at:g} s aims at {fault.target}, but {there}")
     return plan
 
 
@@ -165,7 +166,7 @@ def _instant(fault) -> float:
 def _process(target: int | str) -> str:
     if isinstance(target, str):
         if target not in LOOPS:
-            raise InvalidInput(f"a worker is named by its place (0, 1, …), a loop is one of {', '.join(LOOPS)}: {target!r}")
+            raise InvalidInput(f"a worker is named by its place (0, 1, …), a loop is {' or '.join(LOOPS)}: {target!r}")
         return target
     return f"worker-{limits.integer(target, 'worker', 0, 1_000_000)}"
 

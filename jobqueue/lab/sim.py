@@ -26,8 +26,8 @@ from . import database, faults, handlers
 from .clock import BEGINNING
 from .faults import Fault
 from .simulation import SIM, Simulation, Source
-from .sweep import sweep
 from .simworkers import SECOND
+from .sweep import sweep
 from .timeline import Timeline
 
 __all__ = ["Plan", "Run", "run", "sweep"]
@@ -37,16 +37,23 @@ __all__ = ["Plan", "Run", "run", "sweep"]
 SETTINGS = {"synchronous_commit": "off", "plan_cache_mode": "force_generic_plan", "jit": "off", "timezone": "UTC"}
 READ_ROWS = 50_000
 PROGRESS_SECONDS = 0.1
+AGES = ["time_seconds", "ready", "due", "running", "waiting_retry", "dead", "done", "oldest_age_seconds"]
+EVENTS = ["time_seconds", "kind", "target", "until_seconds"]
+REFUSED = ["time_seconds", "worker", "verb", "job_id", "epoch", "outcome"]
+EFFECTS = ["destination", "job_id", "epoch", "owner"]
+_DEFAULT_BACKOFF = Backoff()
 
 
-def run(workload, *, workers: int = 4, lease_seconds: float = 30, backoff: Backoff | Mapping[str, Backoff] = Backoff(),
-        faults=(), seed: int = 0, dsn: str | None = None, progress: bool = True, **more) -> "Run":
+def run(workload, *, workers: int = 4, lease_seconds: float = 30,
+        backoff: Backoff | Mapping[str, Backoff] = _DEFAULT_BACKOFF, faults=(), seed: int = 0, dsn: str | None = None,
+        progress: bool = True, **more) -> "Run":
     """Simulates a workload (or a recipe, drawn by the seed) until all its jobs have ended; `more`: fields of `Plan`.
 
-    In a database of its own on the server of `dsn`, dropped at the end; without one on JOBQUEUE_DSN's or the lab's server.
+    In a database of its own on the server of `dsn` (by default JOBQUEUE_DSN's, or the lab's), dropped at the end.
     Interrupt it at any time: nothing is left behind. Raises InvalidInput before anything is started.
     """
-    plan = _plan(dict(workers=workers, lease_seconds=lease_seconds, backoff=backoff, faults=faults) | more)
+    main = {"workers": workers, "lease_seconds": lease_seconds, "backoff": backoff, "faults": faults}
+    plan = _plan(main | more)
     work = workload.draw(limits.integer(seed, "seed", 0, 2**63 - 1))
     jobs = Source(work, plan, plan.types(work.types))
     begun = time.perf_counter()
@@ -55,23 +62,24 @@ def run(workload, *, workers: int = 4, lease_seconds: float = 30, backoff: Backo
         with line, _progress(len(work), progress) as told:
             simulation = Simulation(line, plan, jobs, seed, told)
             simulation.play()
-            return _read(simulation, seed, time.perf_counter() - begun)
+            return _read(simulation, seed, begun)
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is simulated, beside the workload. A job that fails does so by its payload, `failing`, or a fault.
 
-    heartbeat_seconds: a third of the lease by default. poll_seconds: idle workers look so often, each at its own instants;
-    without it they are woken when something is due. failing: the share of attempts that fail, one for all or {type: share}.
-    outcomes=False: jobs succeed that the workload says fail. schedules: arguments of `Schedules.put`, fired until the end
-    of the workload. effects: handlers leave rows in two destinations (`run.effects`). until_seconds: stop there.
+    heartbeat_seconds: a third of the lease by default. poll_seconds: idle workers look so often, each at its own
+    instants; without it they are woken when something is due. failing: the share of attempts that fail, one for all or
+    {type: share}. outcomes=False: jobs succeed that the workload says fail. schedules: arguments of `Schedules.put`,
+    fired until the end of the workload (or until_seconds, where the run stops). effects: handlers leave rows in two
+    destinations (`run.effects`).
     samples: of the measures, over the time of the arrivals; sample_seconds: one so often instead.
     """
 
     workers: int = 4
     lease_seconds: float = 30
-    backoff: Backoff | Mapping[str, Backoff] = Backoff()
+    backoff: Backoff | Mapping[str, Backoff] = _DEFAULT_BACKOFF
     faults: tuple[Fault, ...] = ()
     concurrency: int = 1
     max_attempts: int = 5
@@ -129,8 +137,8 @@ class Plan:
 class Run:
     """What a simulation brought. Frames; times in seconds after the beginning, but for the instants of `jobs`.
 
-    jobs: id, type, status, created_at, run_at, started_at, finished_at, attempts, lease_losses, wait_seconds (of the last
-        attempt: started_at − run_at), service_seconds (of the last attempt)
+    jobs: id, type, status, created_at, run_at, started_at, finished_at, attempts, lease_losses, and of the last attempt
+        wait_seconds (started_at − run_at) and service_seconds
     attempts: job_id, attempt, epoch, worker, owner, type, started, ended (NaN: still running), outcome
     ages: time_seconds, ready, due, running, waiting_retry, dead, done, oldest_age_seconds
     events: time_seconds, kind, target, until_seconds: the faults, and what ended them
@@ -158,9 +166,10 @@ class Run:
         return float(self.ages["time_seconds"].iloc[-1])
 
     def mean_in_system(self) -> tuple[float, float]:
-        """Jobs ready or running on average, two ways that Little's law makes equal: as sampled; arrival rate × mean sojourn.
+        """Jobs ready or running on average, two ways that Little's law makes equal.
 
-        For a run that ended with all its jobs; the samples' error falls with their number.
+        As sampled, and as arrival rate × mean sojourn. For a run that ended with all its jobs; the samples' error falls
+        with their number.
         """
         time_seconds = self.ages["time_seconds"].to_numpy()
         present = self.ages[["ready", "running", "waiting_retry"]].sum(axis=1).to_numpy(dtype=float)
@@ -170,7 +179,8 @@ class Run:
 
     def age_quantile(self, q: float) -> float:
         """Seconds that the oldest due job stayed below for a share q of the time of the arrivals (sampled)."""
-        arriving = self.ages["time_seconds"] <= (self.jobs["created_at"].max() - pd.Timestamp(BEGINNING)).total_seconds()
+        last = (self.jobs["created_at"].max() - pd.Timestamp(BEGINNING)).total_seconds()
+        arriving = self.ages["time_seconds"] <= last
         return float(self.ages.loc[arriving, "oldest_age_seconds"].quantile(q))
 
 
@@ -178,7 +188,8 @@ def _plan(given: dict) -> Plan:
     known = [one.name for one in fields(Plan)]
     unknown = [name for name in given if name not in known]
     if unknown:
-        raise InvalidInput(f"sim.run has no parameter {unknown[0]!r}; it has {', '.join(known)}, seed, dsn, progress")
+        have = ", ".join([*known, "seed", "dsn", "progress"])
+        raise InvalidInput(f"sim.run has no parameter {unknown[0]!r}; it has {have}")
     return Plan(**given)
 
 
@@ -213,22 +224,30 @@ def _progress(total: int, shown: bool):
         yield lambda finished: bar.update(finished - bar.n)
 
 
-def _read(simulation: Simulation, seed: int, real_seconds: float) -> Run:
+def _read(simulation: Simulation, seed: int, begun: float) -> Run:
     plan, line = simulation.plan, simulation.line
     effects = line.execute(handlers.SQL.effects).fetchall() if plan.effects else []
     jobs = _jobs(line)
-    if int(jobs["status"].isin(TERMINAL).sum()) != simulation.finished or len(jobs) != simulation.finished + simulation.open:
-        raise JobQueueError("the rows tell another story than the workers heard: this simulation is not to be believed")
-    about = {"seed": seed, "jobs": simulation.finished + simulation.open, **_about(plan)}
+    _check_count(jobs, simulation)
+    about = {"seed": seed, "jobs": len(jobs), **_about(plan)}
     return Run(
-        jobs=jobs, attempts=simulation.attempts.frame(),
-        ages=pd.DataFrame(simulation.ages, columns=["time_seconds", "ready", "due", "running", "waiting_retry", "dead",
-                                                    "done", "oldest_age_seconds"]),
-        events=pd.DataFrame(simulation.injector.events, columns=["time_seconds", "kind", "target", "until_seconds"]),
-        refused=pd.DataFrame(simulation.refused, columns=["time_seconds", "worker", "verb", "job_id", "epoch", "outcome"]),
-        effects=pd.DataFrame([(place, *row) for *row, place, _ in effects],
-                             columns=["destination", "job_id", "epoch", "owner"]),
-        about=about, real_seconds=real_seconds)
+        jobs=jobs,
+        attempts=simulation.attempts.frame(),
+        ages=pd.DataFrame(simulation.ages, columns=AGES),
+        events=pd.DataFrame(simulation.injector.events, columns=EVENTS),
+        refused=pd.DataFrame(simulation.refused, columns=REFUSED),
+        effects=pd.DataFrame([(place, *row) for *row, place, _ in effects], columns=EFFECTS),
+        about=about,
+        real_seconds=time.perf_counter() - begun,
+    )
+
+
+def _check_count(jobs: pd.DataFrame, simulation: Simulation) -> None:
+    """Samples count what workers were told; the rows have the last word."""
+    ended = int(jobs["status"].isin(TERMINAL).sum())
+    if (ended, len(jobs)) != (simulation.finished, simulation.finished + simulation.open):
+        heard = simulation.finished
+        raise JobQueueError(f"{ended} of {len(jobs)} rows have ended, but workers heard of {heard}: not credible")
 
 
 def _about(plan: Plan) -> dict:

@@ -1,4 +1,4 @@
-"""What faults do to simulated processes: each kind of `faults.Fault` is a method, and what ends it by itself an event."""
+"""What faults do to simulated processes: each kind of `faults.Fault` is a method; what ends it by itself, an event."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Injector:
         sim = self.sim
         if sim.workers[worker.place] is not worker or worker.state != "dead" or worker.start != start:
             return
-        sim.workers[worker.place] = fresh = SimWorker(worker.place, worker.slots, start=start + 1, back=worker.back)
+        fresh = sim.workers[worker.place] = SimWorker(worker.place, worker.slots, start=start + 1, back=worker.back)
         self._note("start", fresh.name)
         sim.set_idle(fresh)
         sim.stir(unsure=True)
@@ -135,7 +135,8 @@ class Injector:
         self.sim.enqueue([self.sim.jobs.job(type, {"seconds": fault.service_seconds})] * fault.n)
 
     def poison(self, type: str, fault: Fault) -> None:
-        self.sim.enqueue([self.sim.jobs.job(type, {POISON: True, "restart_seconds": fault.seconds})] * fault.n)
+        payload = {POISON: True, "restart_seconds": fault.seconds}
+        self.sim.enqueue([self.sim.jobs.job(type, payload)] * fault.n)
 
     # ------------------------------------------------------------ the database and the way to it
 
@@ -159,7 +160,7 @@ class Injector:
         worker.cut = worker.state in ("running", "stopping")
 
     def claim_reply_lost(self, worker: SimWorker, claim) -> None:
-        """The rows are running under its name, and it doesn't know: it gives back what it doesn't hold, once connected."""
+        """The rows run under its name, and it doesn't know: it gives back what it doesn't hold, once connected."""
         self._lose_connection(worker)
         self.sim.again_at(worker.back, self._recover, worker)
         for lease in claim:
@@ -186,8 +187,8 @@ class Injector:
         if self.sim.now < worker.back:
             self.sim.again_at(worker.back, self._recover, worker)
             return
-        leases = [held.lease for held in worker.held.values()]
-        asked = {"owner": worker.owner, "ids": [lease.id for lease in leases], "epochs": [lease.epoch for lease in leases]}
+        ids, epochs = list(worker.held), [held.lease.epoch for held in worker.held.values()]
+        asked = {"owner": worker.owner, "ids": ids, "epochs": epochs}
         for (job_id,) in self.sim.line.execute(SQL.release_unheld, asked).fetchall():
             self.sim.attempts.end(job_id, None, "released", self.sim.now)
         self.sim.stir(unsure=True)

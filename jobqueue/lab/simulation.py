@@ -4,7 +4,7 @@
     handlers ─┤                                               ├─ complete | fail, then claim
     faults   ─┼─▶ heap of (time, order, serial, act) ─▶ act ──┼─ heartbeat, once a third of a lease has passed
     loops    ─┤         ▲                              │      ├─ reap, tick, archive
-    samples  ─┘         └──────── what follows ────────┘      └─ a look for work by whoever is idle, when some may be due
+    samples  ─┘         └──────── what follows ────────┘      └─ a look for work by whoever is idle, when some may be
 
 Statuses, leases and order are the database's. Kept here is what a process would know (what it holds, since when, until
 when its handlers run), and how many rows can be due at most, so that nobody asks where nothing can be had.
@@ -457,16 +457,16 @@ class Source:
     def take(self, now: int) -> list[dict]:
         """What has arrived by now and was not taken before."""
         begin, self._next = self._next, bisect_right(self._at, now, self._next)
-        work = self._workload
-        return [self._job(work.type[i], float(work.service_seconds[i]), work.outcome[i]) for i in range(begin, self._next)]
+        return [self._job(place) for place in range(begin, self._next)]
 
     def job(self, type: str, payload: dict) -> dict:
         return {"type": type, "payload": payload, "max_attempts": self._plan.max_attempts}
 
-    def _job(self, type: str, seconds: float, outcome: str) -> dict:
-        payload: dict = {"seconds": seconds}
-        if outcome != DONE and self._plan.outcomes:
-            payload["outcome"] = outcome
+    def _job(self, place: int) -> dict:
+        work, type = self._workload, self._workload.type[place]
+        payload: dict = {"seconds": float(work.service_seconds[place])}
+        if work.outcome[place] != DONE and self._plan.outcomes:
+            payload["outcome"] = work.outcome[place]
         failing = self._plan.failing_of(type)
         return self.job(type, {**payload, "failing": failing} if failing else payload)
 

@@ -1,4 +1,4 @@
-"""What a simulated worker process knows, how its handlers end, and the record of every attempt. Times in microseconds."""
+"""What a simulated worker knows, how its handlers end, and the record of every attempt; times in microseconds."""
 
 import random
 from array import array
@@ -19,7 +19,10 @@ POISON = "poison"  # what a payload says that takes its process with it
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A lease in a worker's hands: when it was last renewed, when its handler ends (serial: the event that is valid), how."""
+    """A lease in a worker's hands: when it was last renewed, when its handler ends and how.
+
+    serial: the event that is valid; those with an older one are void.
+    """
 
     worker: "SimWorker"
     lease: Lease
@@ -68,7 +71,7 @@ class SimWorker:
 
 
 class Handlers:
-    """How long an attempt takes and how it ends: what `lab.handlers.simulate` reads in the payload, and faults about types."""
+    """How long an attempt takes and how it ends: by what `handlers.simulate` reads in the payload, and by faults."""
 
     def __init__(self):
         self._slow: dict[str, tuple[int, float]] = {}

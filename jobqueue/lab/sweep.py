@@ -4,7 +4,7 @@
     table = sim.sweep(grid)                                         # processes of this machine
     table = sim.sweep(grid, executor=Client(...).get_executor())    # a Dask cluster
 
-Where the executor is given and `dsn` is not, each process asks for its own machine's server, JOBQUEUE_DSN's or the lab's.
+Where the executor is given and `dsn` is not, each process takes its own machine's server: JOBQUEUE_DSN's or the lab's.
 """
 
 import itertools
@@ -14,7 +14,6 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_complet
 from contextlib import contextmanager
 from multiprocessing import get_context
 
-import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
@@ -27,7 +26,7 @@ QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 def summary(run) -> dict:
     """The figures of one run that fit in a row of a table; seconds."""
     waits, jobs = run.jobs["wait_seconds"].dropna(), run.jobs
-    rows = {f"wait_{name}_seconds": float(np.quantile(waits, q)) if len(waits) else np.nan for name, q in QUANTILES.items()}
+    rows = {f"wait_{name}_seconds": float(waits.quantile(q)) for name, q in QUANTILES.items()}
     ages = {f"age_{name}_seconds": run.age_quantile(q) for name, q in QUANTILES.items()}
     return {
         "jobs": len(jobs), "done": int(jobs["status"].eq("done").sum()),
@@ -43,8 +42,8 @@ def sweep(grid: Mapping[str, Iterable] | Iterable[Mapping], *, executor: Executo
           measure: Callable = summary, dsn: str | None = None, progress: bool = True) -> pd.DataFrame:
     """A row for each point, in the grid's order: its arguments of `sim.run`, what `measure(run)` tells, and `error`.
 
-    grid: {argument: values}, all combinations, or a list of arguments. measure: of this module or importable; a run that
-    raises has its error's text in the row and nothing measured, and the others go on. Interrupted, nothing is left behind.
+    grid: {argument: values}, all combinations, or a list of arguments. measure: importable. A run that raises has its
+    error's text in the row and nothing measured, and the others go on. Interrupted, nothing is left behind.
     """
     points = _points(grid)
     with _ready(executor, dsn) as (pool, where):

@@ -1,12 +1,12 @@
-"""A connection in virtual time: the clock, and statements whose answers can wait, travel with the next one that is read.
+"""A connection in virtual time: the clock, and statements whose answers can wait, travel with the next one read.
 
     line.at(1_500_000)                  # from here on it is 1.5 s after the beginning; sent with the next statement
     line.presume([(7,)], missed)        # the next statement is taken to answer so, and waits for company
     queue.complete(lease)
     line.flush()                        # missed() is called where the answer had no row after all
 
-A queue on it is the real one: `Queue(line)` sends its own statements. They go as prepared statements over libpq's pipeline,
-one round trip for all that has gathered (a client's work and waiting per statement fall to a third of psycopg's cursors);
+A queue on it is the real one: `Queue(line)` sends its own statements. They go as prepared ones over libpq's pipeline,
+one round trip for all that has gathered (a client's work per statement falls to a third of that of psycopg's cursors);
 what else psycopg offers works as ever, after a flush. Statements that gather are one transaction: nobody else is here.
 """
 
@@ -38,7 +38,8 @@ class Timeline(psycopg.Connection):
     @classmethod
     def open(cls, dsn: str, settings: dict[str, str]) -> "Timeline":
         """settings: of this session alone, such as synchronous_commit=off."""
-        return cls.connect(dsn, autocommit=True, options=" ".join(f"-c {name}={value}" for name, value in settings.items()))
+        options = " ".join(f"-c {name}={value}" for name, value in settings.items())
+        return cls.connect(dsn, autocommit=True, options=options)
 
     def at(self, microseconds: int) -> None:
         self._clock = microseconds

@@ -92,13 +92,15 @@ def _worker(options) -> int:
 
 def _reaper(options) -> None:
     with _dsn(options) as dsn:
-        _run(Reaper(dsn, poll_seconds=options.poll_seconds, limit=options.limit, outage_grace_seconds=options.outage_grace_seconds))
+        given = {"poll_seconds": options.poll_seconds, "limit": options.limit}
+        _run(Reaper(dsn, outage_grace_seconds=options.outage_grace_seconds, **given))
 
 
 def _janitor(options) -> None:
-    names = ("archive_after_seconds", "key_ttl_seconds", "archive_ttl_seconds", "artifacts", "orphan_grace_seconds", "poll_seconds", "limit")
+    names = "archive_after_seconds key_ttl_seconds archive_ttl_seconds artifacts orphan_grace_seconds poll_seconds"
+    given = {name: getattr(options, name) for name in (*names.split(), "limit")}
     with _dsn(options) as dsn:
-        _run(Janitor(dsn, statuses=options.statuses.split(","), **{name: getattr(options, name) for name in names}))
+        _run(Janitor(dsn, statuses=options.statuses.split(","), **given))
 
 
 def _scheduler(options) -> None:
@@ -136,9 +138,8 @@ def _schedule_line(one) -> str:
 def _enqueue(options) -> None:
     payload = _json(options.payload)
     with _queue(options) as queue:
-        added = queue.enqueue(
-            options.type, payload, key=options.key, delay_seconds=options.delay_seconds, max_attempts=options.max_attempts
-        )
+        given = {"key": options.key, "delay_seconds": options.delay_seconds, "max_attempts": options.max_attempts}
+        added = queue.enqueue(options.type, payload, **given)
     print(json.dumps(added._asdict()))
 
 
@@ -149,7 +150,7 @@ def _stats(options) -> int:
             return 0
         found = metrics.snapshot(conn)
     if options.check:
-        given = {"max_dead": options.max_dead, "max_age_seconds": options.max_age_seconds, "max_missed": options.max_missed}
+        given = {name: getattr(options, name) for name in ("max_dead", "max_age_seconds", "max_missed")}
         breaches = metrics.breaches(found, **given)
         print("\n".join(breaches) or "all within their thresholds")
         return 1 if breaches else 0
@@ -163,12 +164,12 @@ def _told(found: metrics.Snapshot) -> list[str]:
              f"done in the last minute {found.done_per_minute}"]  # fmt: skip
     for name in ("wait", "service"):
         q = getattr(found, name)
-        lines.append(f"{name} of these: half within {q.p50:.3f} s, 90 % within {q.p90:.3f} s, 99 % within {q.p99:.3f} s")
+        lines.append(f"their {name}: half within {q.p50:.3f} s, 90 % within {q.p90:.3f} s, 99 % within {q.p99:.3f} s")
     lines += [f"  oldest due {type}: {age:.1f} s" for type, age in sorted(found.oldest_ready_age_seconds.items())]
     lines += [f"  dead letters {type}: {n}" for type, n in sorted(found.dead.items())]
     lines += [f"  {name} in the last hour: {n}" for name, n in sorted(found.incidents.items())]
     if found.expired_but_locked:
-        lines.append(f"  expired but locked by another transaction: {found.expired_but_locked} (view jobqueue.expired_but_locked)")
+        lines.append(f"  expired but locked: {found.expired_but_locked} (by whom: view jobqueue.expired_but_locked)")
     return lines
 
 
@@ -177,7 +178,8 @@ def _explain(options) -> None:
         print(queue.explain(options.id))
         if options.artifacts:
             found = publication.verify(queue.conn, options.artifacts, options.id)
-            print(f"Result in {options.artifacts}: {found.state}; {found.reason}." + (f" It is {found.path}" if found.path else ""))
+            where = f" It is {found.path}" if found.path else ""
+            print(f"Result in {options.artifacts}: {found.state}; {found.reason}.{where}")
 
 
 def _dead(options) -> None:
@@ -218,7 +220,8 @@ def _resume(options) -> None:
 def _fence(options) -> None:
     with _connection(options) as conn, translated(conn):
         done = fence(conn, options.raise_by)
-    print(f"raised {done.jobs} live epochs by {options.raise_by}, took {done.leases} leases away; new jobs begin after id {done.next_id}")
+    raised = f"raised {done.jobs} live epochs by {options.raise_by}, took {done.leases} leases away"
+    print(f"{raised}; new jobs begin after id {done.next_id}")
 
 
 # ---------------------------------------------------------------- their arguments
@@ -229,11 +232,11 @@ def _nothing(command) -> None:
 
 
 def _install_arguments(command) -> None:
-    command.add_argument("--roles", action="store_true", help="also create jobqueue_producer, jobqueue_worker, jobqueue_observer")
+    command.add_argument("--roles", action="store_true", help="jobqueue_producer, jobqueue_worker, jobqueue_observer")
 
 
 def _worker_arguments(command) -> None:
-    command.add_argument("--handlers", required=True, metavar="module:NAME", help="a dict of type to callable or Handler")
+    command.add_argument("--handlers", required=True, metavar="module:NAME", help="a dict: type to callable or Handler")
     command.add_argument("--owner", help="the name in locked_by (default: unique to each start)")
     command.add_argument("--fresh-owner", action="store_true", help="--owner is unique to this start")
     command.add_argument("--concurrency", type=int, default=4)
@@ -277,10 +280,10 @@ def _schedule_arguments(command) -> None:
 
 
 def _janitor_arguments(command) -> None:
-    command.add_argument("--archive-after-seconds", type=float, default=86_400, help="of the statuses below (default: a day)")
-    command.add_argument("--statuses", default="done", help="comma-separated: done, cancelled, failed, dead (default: done)")
-    command.add_argument("--key-ttl-seconds", type=float, default=2_592_000, help="after the job's end (default: 30 days)")
-    command.add_argument("--archive-ttl-seconds", type=float, help="forget archived rows so long after their end (default: never)")
+    command.add_argument("--archive-after-seconds", type=float, default=86_400, help="statuses below (default: a day)")
+    command.add_argument("--statuses", default="done", help="of done,cancelled,failed,dead (default: done)")
+    command.add_argument("--key-ttl-seconds", type=float, default=2_592_000, help="after its job (default: 30 days)")
+    command.add_argument("--archive-ttl-seconds", type=float, help="forget archived rows (default: never)")
     command.add_argument("--artifacts", metavar="DIR", help="folder of published files, to be swept")
     command.add_argument("--orphan-grace-seconds", type=float, default=3_600)
     command.add_argument("--poll-seconds", type=float, default=60)
@@ -299,8 +302,8 @@ def _stats_arguments(command) -> None:
     command.add_argument("--openmetrics", action="store_true", help="as OpenMetrics text, for Prometheus")
     command.add_argument("--check", action="store_true", help="exit 1 and say which threshold is passed")
     command.add_argument("--max-dead", type=int, default=0, help="dead letters (default: 0)")
-    command.add_argument("--max-age-seconds", type=float, default=300, help="of the oldest due job of any type (default: 300)")
-    command.add_argument("--max-missed", type=int, default=0, help="slots of schedules, counted since they began (default: 0)")
+    command.add_argument("--max-age-seconds", type=float, default=300, help="of the oldest due job (default: 300)")
+    command.add_argument("--max-missed", type=int, default=0, help="slots, since their schedules began (default: 0)")
 
 
 def _explain_arguments(command) -> None:
@@ -357,7 +360,7 @@ COMMANDS = {
     "cancel": (_cancel, "Cancel one job, or all of a type.", _cancel_arguments),
     "pause": (_pause, "Claim no more jobs of a type.", _type_arguments),
     "resume": (_resume, "Claim jobs of a type again.", _type_arguments),
-    "fence": (_fence, "After a fail-over or a restore, before workers start: raise every live epoch.", _fence_arguments),
+    "fence": (_fence, "After a fail-over, before workers start: raise every live epoch.", _fence_arguments),
 }
 
 
@@ -373,7 +376,8 @@ def _dsn(options):
     try:
         from .lab import database  # the only place where the core reaches for the laboratory, and only without a DSN
     except ImportError:
-        raise JobQueueError("no database: give --dsn or set JOBQUEUE_DSN (or install jobqueue[lab] for an own server)") from None
+        said = "no database: give --dsn or set JOBQUEUE_DSN (or install jobqueue[lab] for an own server)"
+        raise JobQueueError(said) from None
     with database.start(fresh=False) as own:
         yield own
 
@@ -431,7 +435,8 @@ def _json(text: str):
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {"at": self.formatTime(record), "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        line = {"at": self.formatTime(record), "level": record.levelname, "logger": record.name}
+        line["message"] = record.getMessage()
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)

@@ -29,7 +29,7 @@ def uninstall(conn) -> None:
 
 
 class Fenced(NamedTuple):
-    """What a fence did: live jobs whose epoch is higher now, leases that were taken away, the id after which new ones begin."""
+    """What a fence did: live jobs whose epoch was raised, leases taken away, the id after which new jobs begin."""
 
     jobs: int
     leases: int
@@ -37,10 +37,10 @@ class Fenced(NamedTuple):
 
 
 def fence(conn, raise_by: int) -> Fenced:
-    """After a fail-over or a restore that may have lost claims, before workers start: raises every live epoch, all or nothing.
+    """After a fail-over or a restore that may have lost claims, before workers start: raises every live epoch, or none.
 
-    Live is what may still be claimed or redriven: every row that is not done. Leases that are out are reaped first, so that
-    their owners are answered LOST; ids that the lost part of the database had given to others are skipped.
+    Live is what may still be claimed or redriven: every row that is not done. Leases that are out are reaped first, so
+    that their owners are answered LOST; ids that the lost part of the database had given out are skipped.
     """
     by = limits.integer(raise_by, "raise", 1, 10**12)
     with together(conn):
@@ -57,8 +57,8 @@ def _create_roles(conn) -> None:
     except psycopg.errors.InsufficientPrivilege as error:
         reason = str(error).strip().splitlines()[0]
         raise JobQueueError(
-            f"the roles can't be set up by this user ({reason}): it needs CREATEROLE, unless the three roles exist already, "
-            "and must own the schema; nothing was changed"
+            f"the roles can't be set up by this user ({reason}): it needs CREATEROLE, unless the three roles exist "
+            "already, and must own the schema; nothing was changed"
         ) from error
 
 

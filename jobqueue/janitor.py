@@ -1,4 +1,4 @@
-"""Cleans up in bounded batches: archive, idempotency keys, what is only kept for a while, orphans; any number may run."""
+"""Cleans up in bounded batches: archive, idempotency keys, what is kept for a while, orphans; any number may run."""
 
 from . import limits, publication
 from .errors import InvalidInput
@@ -6,34 +6,41 @@ from .loop import Loop
 from .queue import TERMINAL, translated
 from .sql import SQL
 
-KEEP_SECONDS = {"incidents": 7 * 86_400, "missed_slots": 30 * 86_400, "listeners": 300}  # an idle worker writes anew every 30 s
+KEEP_SECONDS = {
+    "incidents": 7 * 86_400,
+    "missed_slots": 30 * 86_400,
+    "listeners": 300,
+}  # an idle worker writes anew every 30 s
 
 
 class Janitor(Loop):
     """Archives rows that finished so long ago, forgets their keys and (archive_ttl_seconds) them, sweeps `artifacts`.
 
-    archive_after_seconds: one age for all `statuses`, or {status: seconds}, which then says the statuses, too. Dead letters
-    stay where they can be redriven unless asked for. A live job's key never expires; effects are never forgotten.
+    archive_after_seconds: one age for all `statuses`, or {status: seconds}, which then says the statuses, too. Dead
+    letters stay, to be redriven, unless asked for. A live job's key never expires; effects are never forgotten.
     A pass takes one batch of each kind, 1,000 rows or files at most; the next follows at once while there is more.
     """
 
     role = "janitor"
 
     def __init__(
-        self, dsn, *, archive_after_seconds=86_400, statuses=("done",), key_ttl_seconds=2_592_000, archive_ttl_seconds=None,
-        artifacts=None, orphan_grace_seconds=3_600, poll_seconds=60, limit=1_000, prepare_threshold=5,
+        self, dsn, *, archive_after_seconds=86_400, statuses=("done",), key_ttl_seconds=2_592_000,
+        archive_ttl_seconds=None, artifacts=None, orphan_grace_seconds=3_600, poll_seconds=60, limit=1_000,
+        prepare_threshold=5,
     ):  # fmt: skip
         super().__init__(dsn, poll_seconds=poll_seconds, prepare_threshold=prepare_threshold)
         self.archive_after_seconds = _ages(archive_after_seconds, statuses)
         self.key_ttl_seconds = limits.delay_seconds(key_ttl_seconds, "key_ttl_seconds")
-        self.archive_ttl_seconds = archive_ttl_seconds and limits.delay_seconds(archive_ttl_seconds, "archive_ttl_seconds")
+        self.archive_ttl_seconds = archive_ttl_seconds and limits.delay_seconds(
+            archive_ttl_seconds, "archive_ttl_seconds"
+        )
         self.artifacts = artifacts
         self.orphan_grace_seconds = limits.delay_seconds(orphan_grace_seconds, "orphan_grace_seconds")
         self.limit = limits.batch(limit)
         self._sweeping = None
 
     def run_once(self) -> int:
-        """One batch of each kind; returns how many rows and files have moved or gone. `stop` ends it between batches."""
+        """One batch of each kind; returns how many rows and files moved or went. `stop` ends it between batches."""
         done = 0
         for batch in self._batches():
             if self._stopping.is_set():
@@ -74,7 +81,9 @@ class Janitor(Loop):
     def _pass(self):
         unknown = None if self.archive_ttl_seconds is None else self.archive_ttl_seconds + self.orphan_grace_seconds
         grace = self.orphan_grace_seconds
-        return publication.sweeping(self.session.conn, self.artifacts, grace_seconds=grace, unknown_after_seconds=unknown)
+        return publication.sweeping(
+            self.session.conn, self.artifacts, grace_seconds=grace, unknown_after_seconds=unknown
+        )
 
 
 def _ages(after, statuses) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Measures of a queue: one quick look for a dashboard, the views for a report, lines for Prometheus, thresholds for a probe."""
+"""Measures of a queue: a quick look for a dashboard, views for a report, lines for Prometheus, thresholds to check."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -10,12 +10,13 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from .errors import JobQueueError
-from .transactions import translated
 from .sql import SQL
+from .transactions import translated
 
 VIEWS = (
-    "oldest_ready_age", "depth", "running_by_type", "attempts_distribution", "lease_expirations_per_hour", "dead_letters",
-    "missed_slots", "throughput", "wait_quantiles", "service_quantiles", "incidents", "expired_but_locked", "lock_waits", "horizon",
+    "oldest_ready_age", "depth", "running_by_type", "attempts_distribution", "lease_expirations_per_hour",
+    "dead_letters", "missed_slots", "throughput", "wait_quantiles", "service_quantiles", "incidents",
+    "expired_but_locked", "lock_waits", "horizon",
 )  # fmt: skip
 
 
@@ -41,8 +42,8 @@ class Quantiles:
 class Snapshot:
     """The queue at one instant; ages in seconds, counts by type where they are dicts (0 for others).
 
-    attempts: jobs by attempts used, of those that wait for a retry, run, are dead letters or were done within the last minute.
-    wait: from run_at to the last claim; service: from there to the end. incidents: of the last hour, by name.
+    attempts: jobs by attempts used, of those that wait for a retry, run, are dead letters or were done within the last
+    minute. wait: from run_at to the last claim; service: from there to the end. incidents: of the last hour, by name.
     oldest_snapshot_age: in transactions; like dead_tuples it says how far vacuum is behind.
     """
 
@@ -78,12 +79,14 @@ def snapshot(conn: psycopg.Connection) -> Snapshot:
     row |= {name: Quantiles(*row[name] or ()) for name in ("wait", "service")}
     row |= {name: defaultdict(int, row[name]) for name in ("running", "dead", "incidents")}
     row["oldest_ready_age_seconds"] = defaultdict(float, row["oldest_ready_age_seconds"])
-    row["attempts"] = {int(attempts): n for attempts, n in sorted(row["attempts"].items(), key=lambda item: int(item[0]))}
-    return Snapshot(lease_expirations_per_hour=row["incidents"]["lease_lost"], **row)
+    row["attempts"] = {
+        int(attempts): n for attempts, n in sorted(row["attempts"].items(), key=lambda item: int(item[0]))
+    }
+    return Snapshot(lease_expirations_per_hour=row["incidents"].get("lease_lost", 0), **row)
 
 
 def report(conn: psycopg.Connection) -> dict[str, list[dict[str, Any]]]:
-    """All views (see VIEWS and views.sql), name → rows, in one snapshot of the database; reads the last hour's done jobs."""
+    """All views (see VIEWS and views.sql), name → rows, in one transaction; reads the last hour's done jobs."""
     with translated(conn), conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
         return {name: cursor.execute(sql.SQL(SQL.view).format(view=sql.Identifier(name))).fetchall() for name in VIEWS}
 
@@ -157,7 +160,13 @@ _LABELLED = (  # name, help, view, labels (rows that share them are added up), c
     ("expired_leases", "leases that ended and were not taken away yet", "running_by_type", ("type",), "expired"),
     ("dead_letters", "jobs that are dead or failed", "dead_letters", ("type", "status"), "jobs"),
     ("attempts_jobs", "jobs by attempts used", "attempts_distribution", ("type", "attempts"), "jobs"),
-    ("missed_slots", "slots that did not run, since the schedule began", "missed_slots", ("schedule_id",), "missed_slots"),
+    (
+        "missed_slots",
+        "slots that did not run, since the schedule began",
+        "missed_slots",
+        ("schedule_id",),
+        "missed_slots",
+    ),
     ("incidents_last_hour", "lost leases, refused writes, empty claims", "incidents", ("name", "type"), "last_hour"),
 )
 _PLAIN = {

@@ -12,13 +12,13 @@ A folder belongs to one database. Names are made here, so a user's name never be
 import os
 import re
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from secrets import token_hex
-from typing import Iterator
 
 import psycopg
 from psycopg.rows import namedtuple_row
@@ -47,8 +47,8 @@ class Candidate:
 class Published:
     """What a job's row names, and what was found in the folder.
 
-    state: available (the bytes have the digest), unavailable (missing or altered, see `reason`), earlier (published by an
-    epoch that is not the job's last one: not its result), nothing, unknown job. `path` only where the bytes are verified.
+    state: available (the bytes have the digest), unavailable (missing or altered, see `reason`), earlier (published by
+    an epoch that is not the job's last: no result), nothing, unknown job. `path` only where the bytes are verified.
     """
 
     job_id: int
@@ -162,7 +162,9 @@ def _clear_errors(folder: Path):
     try:
         yield
     except OSError as error:
-        raise InfrastructureError(f"the folder {str(folder)!r} can't take the candidate: {error.strerror or error}") from error
+        raise InfrastructureError(
+            f"the folder {str(folder)!r} can't take the candidate: {error.strerror or error}"
+        ) from error
 
 
 def _mark(owner: str) -> str:
@@ -210,8 +212,8 @@ def orphans(conn: psycopg.Connection, folder) -> list[Orphan]:
 def sweep(conn: psycopg.Connection, folder, *, grace_seconds: float, unknown_after_seconds: float | None = None) -> int:
     """Removes orphans older than the grace; returns how many. Any number may sweep at once, while publications run.
 
-    A file without a row stays (its database may have been restored to an older state) unless unknown_after_seconds says how
-    old it must be: for an archive that is pruned after that time.
+    A file without a row stays (its database may have been restored to an older state) unless unknown_after_seconds says
+    how old it must be: for an archive that is pruned after that time.
     """
     return sum(sweeping(conn, folder, grace_seconds=grace_seconds, unknown_after_seconds=unknown_after_seconds))
 
@@ -219,7 +221,9 @@ def sweep(conn: psycopg.Connection, folder, *, grace_seconds: float, unknown_aft
 def sweeping(conn, folder, *, grace_seconds: float, unknown_after_seconds: float | None = None) -> Iterator[int]:
     """As `sweep`, in steps of 1,000 files, so that a loop can stop in between."""
     grace = limits.delay_seconds(grace_seconds, "grace_seconds")
-    unknown = None if unknown_after_seconds is None else limits.delay_seconds(unknown_after_seconds, "unknown_after_seconds")
+    unknown = (
+        None if unknown_after_seconds is None else limits.delay_seconds(unknown_after_seconds, "unknown_after_seconds")
+    )
     for step in _orphans_by_step(conn, folder):
         yield sum(_removed(orphan.path) for orphan in step if _is_over(orphan, grace, unknown))
 
@@ -240,7 +244,7 @@ def _removed(path: Path) -> bool:
 
 
 def _orphans_by_step(conn, folder) -> Iterator[list[Orphan]]:
-    """The order is the proof: a row read after its file was listed, whose epoch has ended, can't name that file later."""
+    """The order is the proof: a row read after its file was listed, with that epoch ended, can't name it later."""
     with _listed(folder) as entries:
         named = ((entry, _NAME.fullmatch(entry.name)) for entry in entries)
         files = ((entry, match) for entry, match in named if match and abs(_job(match)) < 2**63)

@@ -1,8 +1,8 @@
 -- Three roles with just the rights that their work needs; grant them to login roles: grant jobqueue_worker to mailer.
 -- jobqueue_producer   enqueues, and learns the ids of its own keys; reads no payload
--- jobqueue_worker     Worker, Reaper, and with jobqueue_producer Scheduler: leases and their ends; deletes no job, changes no payload
+-- jobqueue_worker     Worker, Reaper, with jobqueue_producer Scheduler: leases and their ends; deletes no job
 -- jobqueue_observer   reads everything (stats, explain, dead), changes nothing
--- Janitor, Schedules.put, pause_type, fence and install need the owner of the schema: they delete, rewrite or decide for all.
+-- Janitor, Schedules.put, pause_type, fence and install need the schema's owner: they delete, rewrite, decide for all.
 -- Roles belong to the cluster, grants to this database; running this again, here or elsewhere, changes nothing.
 
 do $$
@@ -31,20 +31,23 @@ grant usage on schema jobqueue to jobqueue_producer, jobqueue_worker, jobqueue_o
 grant execute on function jobqueue.now() to jobqueue_producer, jobqueue_worker, jobqueue_observer;
 grant select on jobqueue.meta to jobqueue_producer, jobqueue_worker;
 
-grant insert (id, type, payload, idempotency_key, run_at, max_attempts), select (id, type) on jobqueue.job to jobqueue_producer;
+grant insert (id, type, payload, idempotency_key, run_at, max_attempts), select (id, type) on jobqueue.job
+  to jobqueue_producer;
 grant usage on sequence jobqueue.job_id_seq to jobqueue_producer;
 grant insert (key, job_id, fingerprint), select on jobqueue.job_key to jobqueue_producer;
 grant select, update (at), delete on jobqueue.listener to jobqueue_producer;
 
 grant execute on all functions in schema jobqueue to jobqueue_worker;
 grant select on jobqueue.job, jobqueue.job_archive, jobqueue.paused_type, jobqueue.schedule to jobqueue_worker;
-grant update (status, run_at, attempts, lease_losses, releases, epoch, locked_by, locked_until, started_at, last_error, finished_at,
-              finished_epoch, finished_by, published_name, published_digest, published_epoch, published_by, history, history_trimmed)
+grant update (status, run_at, attempts, lease_losses, releases, epoch, locked_by, locked_until, started_at, last_error,
+              finished_at, finished_epoch, finished_by, published_name, published_digest, published_epoch, published_by,
+              history, history_trimmed)
   on jobqueue.job to jobqueue_worker;
 grant select, insert (key, job_id, epoch) on jobqueue.effect to jobqueue_worker;
 grant insert (name, type, n) on jobqueue.incident to jobqueue_worker;
 grant select, insert, update, delete on jobqueue.listener to jobqueue_worker;
-grant update (next_run_at, last_slot, last_job_id, missed_slots, problem, revision) on jobqueue.schedule to jobqueue_worker;
+grant update (next_run_at, last_slot, last_job_id, missed_slots, problem, revision) on jobqueue.schedule
+  to jobqueue_worker;
 grant insert (schedule_id, slot) on jobqueue.job to jobqueue_worker;
 grant select, insert, delete on jobqueue.missed_slot to jobqueue_worker;
 

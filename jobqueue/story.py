@@ -1,6 +1,6 @@
 """Tells one row's whole story in plain sentences (Queue.explain), for somebody who is on call at night."""
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from .model import Job, is_result
 
@@ -22,7 +22,12 @@ def tell(job: Job, around) -> str:
 
     around: the row of the statement `surroundings`, from the same moment.
     """
-    lines = [_birth(job, around), *_STATES.get(job.status, _finished)(job, around), *_holders(job, around), *_result(job)]
+    lines = [
+        _birth(job, around),
+        *_STATES.get(job.status, _finished)(job, around),
+        *_holders(job, around),
+        *_result(job),
+    ]
     lines += [*_past(job), _advice(job, around)]
     return "\n".join(line for line in lines if line)
 
@@ -57,12 +62,19 @@ def _ready(job: Job, around) -> list[str]:
     else:
         lines = [f"It is ready and has been due for {_span(-wait)}, since {_at(job.run_at)}; {_used(job)}."]
     if around.paused_at:
-        return [*lines, f"Its type {job.type!r} is paused since {_at(around.paused_at)}: nothing claims it until it is resumed."]
+        return [
+            *lines,
+            f"Its type {job.type!r} is paused since {_at(around.paused_at)}: nothing claims it until it is resumed.",
+        ]
     return lines if wait > 0 else [*lines, *_queueing(job, around)]
 
 
 def _delay(job: Job) -> str:
-    because = {"failed": "the backoff after its last failure", "lost": "the backoff after its lost lease", "released": "the delay of its release"}
+    because = {
+        "failed": "the backoff after its last failure",
+        "lost": "the backoff after its lost lease",
+        "released": "the delay of its release",
+    }
     event = job.history[-1]["event"] if job.history else None
     return f" ({because[event]})" if event in because else ""
 
@@ -77,19 +89,19 @@ def _queueing(job: Job, around) -> list[str]:
         who = "An idle worker waits" if around.listeners == 1 else f"{around.listeners} idle workers wait"
         lines.append(f"{who} for its type: the next poll should claim it.")
     else:
-        lines.append(f"There is no sign of a worker that handles {job.type!r}: none runs such a job, and no idle one waits for it. "
-                     "Is one up, with a handler for this type?")  # fmt: skip
+        sign = f"There is no sign of a worker that handles {job.type!r}: none runs such a job, no idle one waits for it"
+        lines.append(f"{sign}. Is one up, with a handler for this type?")
     return lines
 
 
 def _running(job: Job, around) -> list[str]:
     left = (job.locked_until - around.now).total_seconds()
-    held = f"It is running: {job.locked_by!r} has held epoch {job.epoch} for {_span((around.now - job.started_at).total_seconds())}"
-    held = f"{held}, since {_at(job.started_at)}"
+    held = _span((around.now - job.started_at).total_seconds())
+    held = f"It is running: {job.locked_by!r} has held epoch {job.epoch} for {held}, since {_at(job.started_at)}"
     if left > 0:
         return [f"{held}, and its lease ends in {_span(left)} unless it is renewed; {_used(job)}."]
-    return [f"{held}, but its lease ended {_span(-left)} ago; {_used(job)}. The next reaper takes it away, unless its owner "
-            "renews or ends it first."]  # fmt: skip
+    ended = f"{held}, but its lease ended {_span(-left)} ago; {_used(job)}."
+    return [f"{ended} The next reaper takes it away, unless its owner renews or ends it first."]
 
 
 def _finished(job: Job, around) -> list[str]:
@@ -105,9 +117,17 @@ _STATES = {"ready": _ready, "running": _running}
 
 
 def _holders(job: Job, around) -> list[str]:
-    skip = "until that ends every reaper skips it" if job.status == "running" else "until that ends nothing else can change it"
-    return [f"Its row is locked by the transaction of pid {one['pid']} ({one['application_name'] or 'unnamed'}, {one['state'] or 'state unknown'}, "
-            f"since {one['xact_start'] or 'unknown'}): {skip}." for one in around.holders or ()]  # fmt: skip
+    skip = (
+        "until that ends every reaper skips it"
+        if job.status == "running"
+        else "until that ends nothing else can change it"
+    )
+    return [f"Its row is locked by the transaction of {_session(one)}: {skip}." for one in around.holders or ()]
+
+
+def _session(one: dict) -> str:
+    what = f"{one['application_name'] or 'unnamed'}, {one['state'] or 'state unknown'}"
+    return f"pid {one['pid']} ({what}, since {one['xact_start'] or 'unknown'})"
 
 
 # ---------------------------------------------------------------- what has happened
@@ -118,10 +138,10 @@ def _result(job: Job) -> list[str]:
         return []
     by = f"{job.published_by!r} in epoch {job.published_epoch}"
     if not is_result(job):
-        return [f"An earlier execution, {by}, had published {job.published_name!r}; since then another epoch has begun, "
-                "and that is not its result."]  # fmt: skip
-    return [f"Published as {job.published_name!r} by {by}, sha256 {job.published_digest}; whether the file is there and "
-            f"unaltered says: python -m jobqueue explain {job.id} --artifacts DIR"]  # fmt: skip
+        earlier = f"An earlier execution, {by}, had published {job.published_name!r}"
+        return [f"{earlier}; since then another epoch has begun, and that is not its result."]
+    lines = [f"Published as {job.published_name!r} by {by}, sha256 {job.published_digest}."]
+    return [*lines, f"Is that file there, and unaltered? python -m jobqueue explain {job.id} --artifacts DIR"]
 
 
 def _past(job: Job) -> list[str]:
@@ -154,7 +174,8 @@ def _advice(job: Job, around) -> str:
         todo = f"mend the cause, then: python -m jobqueue redrive {job.id}"
         return f"It is a dead letter because {why}; {_enqueue_again if job.archived else todo}"
     if job.status == "cancelled":
-        return f"To run it after all: {_enqueue_again if job.archived else f'python -m jobqueue redrive {job.id} --cancelled'}"
+        todo = _enqueue_again if job.archived else f"python -m jobqueue redrive {job.id} --cancelled"
+        return f"To run it after all: {todo}"
     if job.status == "done":
         return ""
     if job.status == "ready" and around.paused_at:
@@ -162,7 +183,8 @@ def _advice(job: Job, around) -> str:
     if around.holders:
         return f"To end the transaction that holds it: select pg_terminate_backend({around.holders[0]['pid']})"
     if job.status == "running" and job.locked_until <= around.now:
-        return f"If it stays so, no reaper is up: python -m jobqueue reaper. To stop the job: python -m jobqueue cancel {job.id}"
+        reaper = "If it stays so, no reaper is up: python -m jobqueue reaper"
+        return f"{reaper}. To stop the job: python -m jobqueue cancel {job.id}"
     return f"To stop it: python -m jobqueue cancel {job.id}"
 
 
@@ -173,7 +195,7 @@ _enqueue_again = "enqueue it again, under another key, since an archived row nev
 
 
 def _at(instant: datetime | None) -> str:
-    return "?" if instant is None else instant.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+    return "?" if instant is None else instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
 def _span(seconds: float) -> str:

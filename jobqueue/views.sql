@@ -2,11 +2,14 @@
 -- What finished is looked at for the last hour only, through the BRIN index on finished_at.
 
 create view jobqueue.oldest_ready_age as
-select type, coalesce(extract(epoch from jobqueue.now() - min(run_at) filter (where run_at <= jobqueue.now())), 0)::float8 as age_seconds
+select type,
+  coalesce(extract(epoch from jobqueue.now() - min(run_at) filter (where run_at <= jobqueue.now())), 0)::float8
+    as age_seconds
 from jobqueue.job where status = 'ready' group by type;
 
 create view jobqueue.depth as
-select type, count(*) filter (where run_at <= jobqueue.now()) as due, count(*) filter (where run_at > jobqueue.now()) as future
+select type, count(*) filter (where run_at <= jobqueue.now()) as due,
+  count(*) filter (where run_at > jobqueue.now()) as future
 from jobqueue.job where status = 'ready' group by type;
 
 create view jobqueue.running_by_type as
@@ -22,7 +25,8 @@ select type, attempts, count(*) as jobs from (
   union all
   select type, attempts from jobqueue.job where status in ('failed', 'dead')
   union all
-  select type, attempts from jobqueue.job where status = 'done' and finished_at > jobqueue.now() - interval '1 hour') begun
+  select type, attempts from jobqueue.job
+  where status = 'done' and finished_at > jobqueue.now() - interval '1 hour') begun
 group by type, attempts;
 
 create view jobqueue.lease_expirations_per_hour as
@@ -31,14 +35,16 @@ from jobqueue.incident where name = 'lease_lost' group by 1, 2;
 
 -- The reason is the last line of the last error; a lost lease has none of its own.
 create view jobqueue.dead_letters as
-select type, status, reason, count(*) as jobs, min(finished_at) as oldest_at, max(finished_at) as newest_at, max(id) as newest_id
+select type, status, reason, count(*) as jobs,
+  min(finished_at) as oldest_at, max(finished_at) as newest_at, max(id) as newest_id
 from (select type, status, finished_at, id, case history -> -1 ->> 'event' when 'lost' then 'its last lease was lost'
              else left(coalesce(history -> -1 ->> 'error', last_error), 200) end as reason
       from jobqueue.job where status in ('failed', 'dead')) letter
 group by type, status, reason;
 
 create view jobqueue.missed_slots as
-select id as schedule_id, missed_slots, (select max(slot) from jobqueue.missed_slot m where m.schedule_id = s.id) as newest_slot
+select id as schedule_id, missed_slots,
+  (select max(slot) from jobqueue.missed_slot m where m.schedule_id = s.id) as newest_slot
 from jobqueue.schedule s where removed_at is null;
 
 create view jobqueue.throughput as
@@ -62,12 +68,13 @@ create view jobqueue.incidents as
 select name, type, sum(n) filter (where at > jobqueue.now() - interval '1 hour') as last_hour, sum(n) as last_day
 from jobqueue.incident where at > jobqueue.now() - interval '1 day' group by name, type;
 
--- Every reaper skips such a row for as long as that transaction lives. A row held by several transactions at once carries a
--- multixact and is not seen here; the holder of a row's exclusive lock is always a single one.
+-- Every reaper skips such a row for as long as that transaction lives. A row that several transactions share carries a
+-- multixact and is not seen here.
 create view jobqueue.expired_but_locked as
 select j.id, j.type, j.locked_by, j.epoch, j.locked_until, l.pid, a.application_name, a.state, a.xact_start
 from jobqueue.job j
-join pg_catalog.pg_locks l on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.granted and l.mode = 'ExclusiveLock'
+join pg_catalog.pg_locks l
+  on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.granted and l.mode = 'ExclusiveLock'
 left join pg_catalog.pg_stat_activity a on a.pid = l.pid
 where j.status = 'running' and j.locked_until <= jobqueue.now() and l.pid <> pg_catalog.pg_backend_pid();
 
@@ -77,8 +84,8 @@ select l.pid, a.application_name, l.locktype, l.mode, l.waitstart, pg_catalog.pg
 from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid
 where not l.granted and a.datname = pg_catalog.current_database();
 
--- What keeps dead rows from being vacuumed, and how many there are. Sessions of other roles show their times only to members of
--- pg_read_all_stats.
+-- What keeps dead rows from being vacuumed, and how many there are. Sessions of other roles show their times only to
+-- members of pg_read_all_stats.
 create view jobqueue.horizon as
 select coalesce((select extract(epoch from jobqueue.now() - min(xact_start)) from pg_catalog.pg_stat_activity
                  where datname = pg_catalog.current_database() and pid <> pg_catalog.pg_backend_pid()), 0)::float8

@@ -1,15 +1,16 @@
 """explain, as somebody on call reads it: the whole text where the clock stands still, the facts where it runs."""
-from datetime import datetime, timedelta, timezone
+
+from datetime import UTC, datetime, timedelta
 
 import pytest
-
 from emptied import emptied
+
 from helpers import Session
 from jobqueue import Backoff, Schedules
 from jobqueue.lab import database
 
 SEVEN = Backoff(shape="constant", base_seconds=7, jitter="none")
-MORNING = datetime(2026, 11, 30, 3, 0, tzinfo=timezone.utc)
+MORNING = datetime(2026, 11, 30, 3, 0, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +55,11 @@ def test_a_due_job_that_nobody_handles(at_three, clock):
     assert story(at_three, job) == [
         f"Job {job} of type 'mail' was enqueued at 2026-11-30 03:00:00.000 UTC under the key 'order 17'.",
         "It is ready and has been due for 3 min 20 s, since 2026-11-30 03:00:00.000 UTC; 0 of 5 attempts are used.",
-        "There is no sign of a worker that handles 'mail': none runs such a job, and no idle one waits for it. Is one up, with a "
+        "There is no sign of a worker that handles 'mail': none runs such a job, no idle one waits for it. Is "
+        "one up, with a "
         "handler for this type?",
-        f"To stop it: python -m jobqueue cancel {job}"]  # fmt: skip
+        f"To stop it: python -m jobqueue cancel {job}",
+    ]
 
 
 def test_a_job_behind_others_of_its_type(at_three, clock):
@@ -65,19 +68,25 @@ def test_a_job_behind_others_of_its_type(at_three, clock):
     job = at_three.enqueue("mail").id
     at_three.claim("A", types=["mail"])
     assert story(at_three, job)[2:4] == [
-        "1 job of its type is due before it.", "1 job of its type is running, so there are workers that handle it."]  # fmt: skip
+        "1 job of its type is due before it.",
+        "1 job of its type is running, so there are workers that handle it.",
+    ]
 
 
 def test_a_job_for_which_an_idle_worker_waits(at_three, virtual_conn):
     job = at_three.enqueue("mail").id
-    virtual_conn.execute("insert into jobqueue.listener (owner, types) values ('A', '{mail,report}'), ('B', '{report}')")
+    virtual_conn.execute(
+        "insert into jobqueue.listener (owner, types) values ('A', '{mail,report}'), ('B', '{report}')"
+    )
     assert story(at_three, job)[2] == "An idle worker waits for its type: the next poll should claim it."
 
 
 def test_a_job_for_later(at_three):
     job = at_three.enqueue("mail", delay_seconds=90_000).id
     assert story(at_three, job)[1:] == [
-        "It is ready and due in 1 d 1 h, at 2026-12-01 04:00:00.000 UTC; 0 of 5 attempts are used.", f"To stop it: python -m jobqueue cancel {job}"]  # fmt: skip
+        "It is ready and due in 1 d 1 h, at 2026-12-01 04:00:00.000 UTC; 0 of 5 attempts are used.",
+        f"To stop it: python -m jobqueue cancel {job}",
+    ]
 
 
 def test_a_job_of_a_paused_type(at_three, clock):
@@ -87,7 +96,8 @@ def test_a_job_of_a_paused_type(at_three, clock):
     assert story(at_three, job)[1:] == [
         "It is ready and has been due for 1 min, since 2026-11-30 03:00:00.000 UTC; 0 of 5 attempts are used.",
         "Its type 'mail' is paused since 2026-11-30 03:00:00.000 UTC: nothing claims it until it is resumed.",
-        f"To let it run: python -m jobqueue resume mail. To stop it: python -m jobqueue cancel {job}"]  # fmt: skip
+        f"To let it run: python -m jobqueue resume mail. To stop it: python -m jobqueue cancel {job}",
+    ]
 
 
 def test_a_job_that_waits_for_its_backoff(at_three, clock):
@@ -97,11 +107,13 @@ def test_a_job_that_waits_for_its_backoff(at_three, clock):
     at_three.fail(lease, "Traceback …\nValueError: the server said no", backoff=SEVEN)
     clock.advance(4)
     assert story(at_three, job)[1:] == [
-        "It is ready and due in 3.0 s, at 2026-11-30 03:00:09.000 UTC (the backoff after its last failure); 1 of 5 attempts are used.",
+        "It is ready and due in 3.0 s, at 2026-11-30 03:00:09.000 UTC (the backoff after its last failure); 1 "
+        "of 5 attempts are used.",
         "What happened to it:",
         "  2026-11-30 03:00:02.000000 UTC  epoch 1, 'host-1': an attempt failed: ValueError: the server said no",
         "The last error: ValueError: the server said no",
-        f"To stop it: python -m jobqueue cancel {job}"]  # fmt: skip
+        f"To stop it: python -m jobqueue cancel {job}",
+    ]
 
 
 def test_a_job_that_its_handler_gave_back(at_three, clock):
@@ -110,8 +122,13 @@ def test_a_job_that_its_handler_gave_back(at_three, clock):
         at_three.release(at_three.claim("host-1")[0], "no network", delay_seconds=20)
         clock.advance(20)
     found = story(at_three, job)
-    assert ("Its handler has given it back 2 times in a row; after 20 in a row a further one fails it." in found, found[-2]) == (
-        True, "  2026-11-30 03:00:20.000000 UTC  epoch 2, 'host-1': it was given back, its attempt not counted: no network")  # fmt: skip
+    assert (
+        "Its handler has given it back 2 times in a row; after 20 in a row a further one fails it." in found,
+        found[-2],
+    ) == (
+        True,
+        "  2026-11-30 03:00:20.000000 UTC  epoch 2, 'host-1': it was given back, its attempt not counted: no network",
+    )
 
 
 # ---- who holds it ----------------------------------------------------------------------------------------------------
@@ -122,8 +139,11 @@ def test_a_running_job(at_three, clock):
     at_three.claim("host-1", lease_seconds=300)
     clock.advance(60)
     assert story(at_three, job)[1:] == [
-        "It is running: 'host-1' has held epoch 1 for 1 min, since 2026-11-30 03:00:00.000 UTC, and its lease ends in 4 min unless "
-        "it is renewed; 1 of 5 attempts are used.", f"To stop it: python -m jobqueue cancel {job}"]  # fmt: skip
+        "It is running: 'host-1' has held epoch 1 for 1 min, since 2026-11-30 03:00:00.000 UTC, and its lease "
+        "ends in 4 min unless "
+        "it is renewed; 1 of 5 attempts are used.",
+        f"To stop it: python -m jobqueue cancel {job}",
+    ]
 
 
 def test_a_job_whose_lease_has_ended(at_three, clock):
@@ -131,9 +151,11 @@ def test_a_job_whose_lease_has_ended(at_three, clock):
     at_three.claim("host-1", lease_seconds=30)
     clock.advance(40)
     assert story(at_three, job)[1:] == [
-        "It is running: 'host-1' has held epoch 1 for 40.0 s, since 2026-11-30 03:00:00.000 UTC, but its lease ended 10.0 s ago; 1 of 5 "
+        "It is running: 'host-1' has held epoch 1 for 40.0 s, since 2026-11-30 03:00:00.000 UTC, but its lease "
+        "ended 10.0 s ago; 1 of 5 "
         "attempts are used. The next reaper takes it away, unless its owner renews or ends it first.",
-        f"If it stays so, no reaper is up: python -m jobqueue reaper. To stop the job: python -m jobqueue cancel {job}"]  # fmt: skip
+        f"If it stays so, no reaper is up: python -m jobqueue reaper. To stop the job: python -m jobqueue cancel {job}",
+    ]
 
 
 def test_an_ended_lease_whose_row_a_forgotten_transaction_holds(dsn, conn, queue):
@@ -143,9 +165,13 @@ def test_an_ended_lease_whose_row_a_forgotten_transaction_holds(dsn, conn, queue
     with Session(dsn, application_name="forgotten psql") as holder, holder.conn.transaction():
         holder.conn.execute("select from jobqueue.job for update")
         found = story(queue, job)
-    assert found[2].startswith(f"Its row is locked by the transaction of pid {holder.pid} (forgotten psql, idle in transaction, since ")
+    assert found[2].startswith(
+        f"Its row is locked by the transaction of pid {holder.pid} (forgotten psql, idle in transaction, since "
+    )
     assert (found[2].endswith("): until that ends every reaper skips it."), found[-1]) == (
-        True, f"To end the transaction that holds it: select pg_terminate_backend({holder.pid})")  # fmt: skip
+        True,
+        f"To end the transaction that holds it: select pg_terminate_backend({holder.pid})",
+    )
 
 
 def test_a_ready_row_that_somebody_changes_right_now(dsn, queue):
@@ -183,7 +209,8 @@ def test_a_done_job_with_its_past(at_three, clock):
         "Its row is in the archive.",
         "Of its attempts, 1 ended with a lost lease.",
         "What happened to it:",
-        "  2026-11-30 03:00:10.000000 UTC  epoch 1, 'host-1': its lease was lost, no end was reported in time"]  # fmt: skip
+        "  2026-11-30 03:00:10.000000 UTC  epoch 1, 'host-1': its lease was lost, no end was reported in time",
+    ]
 
 
 def test_a_dead_letter_says_why_and_what_to_do(at_three, clock):
@@ -195,13 +222,16 @@ def test_a_dead_letter_says_why_and_what_to_do(at_three, clock):
         "What happened to it:",
         "  2026-11-30 03:00:00.000000 UTC  epoch 1, 'A': an attempt failed: ValueError: boom",
         "The last error: ValueError: boom",
-        f"It is a dead letter because its attempts are used up; mend the cause, then: python -m jobqueue redrive {job}"]  # fmt: skip
+        f"It is a dead letter because its attempts are used up; mend the cause, then: python -m jobqueue redrive {job}",
+    ]
 
 
 def test_a_job_that_is_never_to_be_retried_says_so(at_three):
     job = at_three.enqueue("mail").id
     at_three.fail(at_three.claim("A")[0], "no such address", permanent=True)
-    assert story(at_three, job)[-1].startswith("It is a dead letter because its handler said never to retry it; mend the cause")
+    assert story(at_three, job)[-1].startswith(
+        "It is a dead letter because its handler said never to retry it; mend the cause"
+    )
 
 
 def test_an_archived_dead_letter_can_only_be_enqueued_again(at_three):
@@ -217,7 +247,8 @@ def test_a_cancelled_job_names_who_ran_it(at_three):
     at_three.cancel(job)
     assert story(at_three, job)[-2:] == [
         "  2026-11-30 03:00:00.000000 UTC  epoch 1, 'A': it was cancelled by hand",
-        f"To run it after all: python -m jobqueue redrive {job} --cancelled"]  # fmt: skip
+        f"To run it after all: python -m jobqueue redrive {job} --cancelled",
+    ]
 
 
 def test_a_trimmed_history_says_how_much_is_missing(at_three, virtual_conn):
@@ -227,7 +258,9 @@ def test_a_trimmed_history_says_how_much_is_missing(at_three, virtual_conn):
 
 
 def test_an_unknown_job_says_what_may_have_been(at_three):
-    assert story(at_three, 999) == ["Job 999 is unknown: never enqueued, rolled back, or its archive row has been pruned."]
+    assert story(at_three, 999) == [
+        "Job 999 is unknown: never enqueued, rolled back, or its archive row has been pruned."
+    ]
 
 
 # ---- publication and schedule ----------------------------------------------------------------------------------------
@@ -236,9 +269,10 @@ def test_an_unknown_job_says_what_may_have_been(at_three):
 def test_a_publication_is_told_with_the_command_that_verifies_it(at_three):
     job = at_three.enqueue("report").id
     at_three.publish(at_three.claim("A")[0], "report.csv", "ab" * 32)
-    assert story(at_three, job)[2] == (
-        f"Published as 'report.csv' by 'A' in epoch 1, sha256 {'ab' * 32}; whether the file is there and unaltered says: "
-        f"python -m jobqueue explain {job} --artifacts DIR")  # fmt: skip
+    assert story(at_three, job)[2:4] == [
+        f"Published as 'report.csv' by 'A' in epoch 1, sha256 {'ab' * 32}.",
+        f"Is that file there, and unaltered? python -m jobqueue explain {job} --artifacts DIR",
+    ]
 
 
 def test_an_earlier_epochs_publication_is_never_told_as_the_result(at_three, clock):
@@ -248,14 +282,26 @@ def test_an_earlier_epochs_publication_is_never_told_as_the_result(at_three, clo
     at_three.adopt(job, "B")
     found = at_three.explain(job)
     assert ("ab" * 32 in found, "Published as" in found, story(at_three, job)[2]) == (
-        False, False, "An earlier execution, 'A' in epoch 1, had published 'old.csv'; since then another epoch has begun, and that is not its result.")  # fmt: skip
+        False,
+        False,
+        "An earlier execution, 'A' in epoch 1, had published 'old.csv'; since then another epoch has begun, and "
+        "that is not its result.",
+    )
 
 
-@pytest.mark.parametrize("act, told", [
-    (lambda schedules: None, ", whose next slot is 2026-11-30 05:00:00 UTC."), (lambda schedules: schedules.pause("nightly"), ", which is paused."),
-    (lambda schedules: schedules.remove("nightly"), ", which has been removed."),
-    (lambda schedules: schedules.conn.execute("update jobqueue.schedule set problem = 'no such zone'"), ", which fires no more: no such zone."),
-    (lambda schedules: schedules.conn.execute("delete from jobqueue.schedule"), ", of which nothing is left here.")])  # fmt: skip
+@pytest.mark.parametrize(
+    "act, told",
+    [
+        (lambda schedules: None, ", whose next slot is 2026-11-30 05:00:00 UTC."),
+        (lambda schedules: schedules.pause("nightly"), ", which is paused."),
+        (lambda schedules: schedules.remove("nightly"), ", which has been removed."),
+        (
+            lambda schedules: schedules.conn.execute("update jobqueue.schedule set problem = 'no such zone'"),
+            ", which fires no more: no such zone.",
+        ),
+        (lambda schedules: schedules.conn.execute("delete from jobqueue.schedule"), ", of which nothing is left here."),
+    ],
+)
 def test_a_job_of_a_schedule_names_its_slot_and_how_that_goes_on(at_three, virtual_conn, clock, act, told):
     schedules = Schedules(virtual_conn)
     schedules.put("nightly", "report", "0 * * * *")
@@ -263,8 +309,10 @@ def test_a_job_of_a_schedule_names_its_slot_and_how_that_goes_on(at_three, virtu
     [made] = schedules.tick().jobs
     act(schedules)
     assert story(at_three, made.id)[0] == (
-        f"Job {made.id} of type 'report' was enqueued at 2026-11-30 04:00:00.000 UTC under the key 'schedule/2026-11-30T04:00:00Z/nightly' "
-        f"for the slot 2026-11-30 04:00:00.000 UTC of the schedule 'nightly'{told}")  # fmt: skip
+        f"Job {made.id} of type 'report' was enqueued at 2026-11-30 04:00:00.000 UTC under the key "
+        f"'schedule/2026-11-30T04:00:00Z/nightly' "
+        f"for the slot 2026-11-30 04:00:00.000 UTC of the schedule 'nightly'{told}"
+    )
 
 
 # ---- never a reason to fail ------------------------------------------------------------------------------------------

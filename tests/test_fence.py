@@ -1,4 +1,5 @@
 """The fence: every live epoch raised, leases taken away; on a promoted standby that had lost the last claims."""
+
 import os
 import pwd
 import shutil
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from emptied import emptied
 from psycopg import conninfo
 
-from emptied import emptied
 from helpers import Session, wait_until
 from jobqueue import Backoff, Outcome, Queue
 from jobqueue.errors import InvalidInput
@@ -37,8 +38,13 @@ def dsn(shared):
 @pytest.fixture
 def jobs(conn, queue):
     """One job in every state, by its name; all but the ready one were claimed once by A."""
-    made = {name: queue.enqueue(name, max_attempts=1 if name in ("dead", "last") else 5).id for name in ("ready", "running", "last", "done", "dead", "failed", "cancelled", "archived")}
-    leases = {lease.type: lease for lease in queue.claim("A", limit=8, types=[name for name in made if name != "ready"])}
+    made = {
+        name: queue.enqueue(name, max_attempts=1 if name in ("dead", "last") else 5).id
+        for name in ("ready", "running", "last", "done", "dead", "failed", "cancelled", "archived")
+    }
+    leases = {
+        lease.type: lease for lease in queue.claim("A", limit=8, types=[name for name in made if name != "ready"])
+    }
     for name in ("done", "archived"):
         queue.complete(leases[name])
     conn.execute("update jobqueue.job set finished_at = finished_at - interval '1 day' where type = 'archived'")
@@ -50,41 +56,74 @@ def jobs(conn, queue):
 
 
 def states(conn):
-    return {type: found for type, *found in conn.execute(
-        "select type, status, epoch, attempts, lease_losses from (table jobqueue.job union all table jobqueue.job_archive) x")}  # fmt: skip
+    return {
+        type: found
+        for type, *found in conn.execute(
+            "select type, status, epoch, attempts, lease_losses from (table jobqueue.job union all table "
+            "jobqueue.job_archive) x"
+        )
+    }
 
 
 def test_every_live_epoch_is_raised_and_leases_are_taken_away(conn, jobs):
     done = fence(conn, 1_000)
-    assert (done[:2], states(conn)) == ((6, 2), {
-        "ready": ["ready", 1_000, 0, 0], "running": ["ready", 1_001, 1, 1], "last": ["dead", 1_001, 1, 1], "dead": ["dead", 1_001, 1, 0],
-        "failed": ["failed", 1_001, 1, 0], "cancelled": ["cancelled", 1_001, 1, 0], "done": ["done", 1, 1, 0], "archived": ["done", 1, 1, 0]})  # fmt: skip
+    assert (done[:2], states(conn)) == (
+        (6, 2),
+        {
+            "ready": ["ready", 1_000, 0, 0],
+            "running": ["ready", 1_001, 1, 1],
+            "last": ["dead", 1_001, 1, 1],
+            "dead": ["dead", 1_001, 1, 0],
+            "failed": ["failed", 1_001, 1, 0],
+            "cancelled": ["cancelled", 1_001, 1, 0],
+            "done": ["done", 1, 1, 0],
+            "archived": ["done", 1, 1, 0],
+        },
+    )
 
 
 def test_owners_of_leases_from_before_are_answered_lost(conn, queue, jobs):
     lease = jobs[1]["running"]
     fence(conn, 7)
-    assert [queue.heartbeat(lease), queue.complete(lease), queue.complete(lease, strict=True), queue.fail(lease, "no"), queue.release(lease, "no"),
-            queue.publish(lease, "x", DIGEST), queue.reconcile(lease)] == [Outcome.LOST] * 7  # fmt: skip
+    assert [
+        queue.heartbeat(lease),
+        queue.complete(lease),
+        queue.complete(lease, strict=True),
+        queue.fail(lease, "no"),
+        queue.release(lease, "no"),
+        queue.publish(lease, "x", DIGEST),
+        queue.reconcile(lease),
+    ] == [Outcome.LOST] * 7
 
 
 def test_the_next_claim_stands_above_every_epoch_from_before(conn, queue, jobs):
     fence(conn, 50)
     queue.redrive(list(jobs[0].values()), cancelled=True)
     assert {lease.type: lease.epoch for lease in queue.claim("B", limit=10)} == {
-        "ready": 51, "running": 52, "last": 52, "dead": 52, "failed": 52, "cancelled": 52}  # fmt: skip
+        "ready": 51,
+        "running": 52,
+        "last": 52,
+        "dead": 52,
+        "failed": 52,
+        "cancelled": 52,
+    }
 
 
 def test_the_row_tells_of_its_fence(conn, queue, jobs):
     made, _ = jobs
     fence(conn, 50)
-    told = [(entry["event"], entry["owner"], entry["epoch"], entry["error"]) for entry in queue.get(made["running"]).history]
+    told = [
+        (entry["event"], entry["owner"], entry["epoch"], entry["error"]) for entry in queue.get(made["running"]).history
+    ]
     assert told == [("lost", "A", 1, None), ("fenced", None, 1, "every live epoch was raised by 50")]
-    assert "its epoch was raised after a fail-over or a restore: every live epoch was raised by 50" in queue.explain(made["running"])
+    assert "its epoch was raised after a fail-over or a restore: every live epoch was raised by 50" in queue.explain(
+        made["running"]
+    )
 
 
 def test_a_full_history_stays_within_its_bound(conn, queue, jobs):
-    conn.execute("""update jobqueue.job set history = (select jsonb_agg(jsonb_build_object('at', jobqueue.iso(jobqueue.now()), 'event', 'released',
+    conn.execute("""update jobqueue.job set history = (select jsonb_agg(jsonb_build_object('at',
+              jobqueue.iso(jobqueue.now()), 'event', 'released',
                     'owner', 'A', 'epoch', n, 'error', null)) from generate_series(1, 50) n) where type = 'running'""")
     fence(conn, 1)
     job = queue.get(jobs[0]["running"])
@@ -106,8 +145,11 @@ def test_a_fence_waits_for_a_claim_that_is_under_way_and_takes_its_lease_too(dsn
     added = queue.enqueue("mail")
     with Session(dsn) as claimer, Session(dsn) as fencer:
         with claimer.conn.transaction():
-            claimer.conn.execute("update jobqueue.job set status = 'running', epoch = 1, attempts = 1, locked_by = 'A', started_at = jobqueue.now(), "
-                                 "locked_until = jobqueue.now() + interval '1 hour'")  # fmt: skip
+            claimer.conn.execute(
+                "update jobqueue.job set status = 'running', epoch = 1, attempts = 1, locked_by = 'A', "
+                "started_at = jobqueue.now(), "
+                "locked_until = jobqueue.now() + interval '1 hour'"
+            )
             fencer.run(lambda queue: fence(queue.conn, 9))
             assert fencer.is_blocked()
         done = fencer.result()
@@ -129,8 +171,11 @@ def test_a_raise_that_is_no_positive_whole_number_is_refused(conn, jobs, by):
 
 def test_a_fence_that_fails_changes_nothing(conn, jobs):
     before = states(conn)
-    conn.execute("create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$; "
-                 "create trigger refuse before update on jobqueue.job for each row when (new.epoch > 100) execute function refuse()")  # fmt: skip
+    conn.execute(
+        "create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$; "
+        "create trigger refuse before update on jobqueue.job for each row when (new.epoch > 100) execute "
+        "function refuse()"
+    )
     try:
         with pytest.raises(psycopg.errors.RaiseException):
             fence(conn, 1_000)
@@ -157,12 +202,25 @@ class Standby:
         address = conninfo.conninfo_to_dict(server.dsn)
         source = conninfo.make_conninfo(host=address["host"], port=address["port"], user=address["user"])
         self._do("pg_basebackup", "-d", source, "-D", self.folder, "-R", "-X", "stream", "-c", "fast")
-        self.dsn = conninfo.make_conninfo(host=str(self.sockets), port=address["port"], user=address["user"], dbname="postgres")
+        self.dsn = conninfo.make_conninfo(
+            host=str(self.sockets), port=address["port"], user=address["user"], dbname="postgres"
+        )
         self.port = address["port"]
 
     def start(self):
-        command = [self.programs / "postgres", "-D", self.folder, "-k", self.sockets, "-p", str(self.port), "-c", "listen_addresses=",
-                   "-c", f"max_connections={database.SETTINGS['max_connections']}"]  # no fewer than the primary has
+        command = [
+            self.programs / "postgres",
+            "-D",
+            self.folder,
+            "-k",
+            self.sockets,
+            "-p",
+            str(self.port),
+            "-c",
+            "listen_addresses=",
+            "-c",
+            f"max_connections={database.SETTINGS['max_connections']}",
+        ]  # no fewer than the primary has
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **self._as_whom())
         wait_until(self._is_up, 60, "the standby")
@@ -190,11 +248,16 @@ class Standby:
         return False
 
     def _do(self, program, *arguments):
-        subprocess.run([self.programs / program, *map(str, arguments)], check=True, cwd="/", capture_output=True, **self._as_whom())
+        subprocess.run(
+            [self.programs / program, *map(str, arguments)], check=True, cwd="/", capture_output=True, **self._as_whom()
+        )
 
     def _as_whom(self):
         own = {"user": self.user, "group": pwd.getpwnam(self.user).pw_gid, "extra_groups": []} if self.user else {}
-        return {"env": {"PATH": os.environ["PATH"], "LC_ALL": "C", "JOBQUEUE_LAB_HOME": os.environ["JOBQUEUE_LAB_HOME"]}, **own}
+        return {
+            "env": {"PATH": os.environ["PATH"], "LC_ALL": "C", "JOBQUEUE_LAB_HOME": os.environ["JOBQUEUE_LAB_HOME"]},
+            **own,
+        }
 
 
 @contextmanager
@@ -210,7 +273,11 @@ def caught_up(primary, standby_dsn):
     """The standby has replayed all that the primary has written so far."""
     [position] = primary.execute("select pg_current_wal_lsn()::text").fetchone()
     with psycopg.connect(standby_dsn, autocommit=True) as conn:
-        wait_until(lambda: conn.execute("select pg_last_wal_replay_lsn() >= %s::pg_lsn", (position,)).fetchone()[0], 30, "the standby's replay")
+        wait_until(
+            lambda: conn.execute("select pg_last_wal_replay_lsn() >= %s::pg_lsn", (position,)).fetchone()[0],
+            30,
+            "the standby's replay",
+        )
 
 
 class Destination:
@@ -231,7 +298,7 @@ class Destination:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fenced", [False, True], ids=["without the fence", "with the fence"])
 def test_a_promoted_standby_that_lost_the_last_claims(nothing_left_behind, fenced):
-    """A holds a claim that the standby never saw. Without the fence B is handed A's epoch, and destinations refuse B."""
+    """A holds a claim that the standby never saw. Without the fence B gets a lower epoch, and destinations refuse B."""
     with database.Server() as server, standby_of(server) as standby:
         destination, at_once = Destination(), Backoff(shape="constant", base_seconds=0, jitter="none")
         with psycopg.connect(server.dsn, autocommit=True) as conn:
@@ -258,8 +325,17 @@ def test_a_promoted_standby_that_lost_the_last_claims(nothing_left_behind, fence
         with psycopg.connect(standby.dsn, autocommit=True) as conn:
             queue = Queue(conn)
             claims = {lease.id: lease for lease in queue.claim("B", limit=5)}
-            answers = (claims[lost].epoch, destination.write(claims[lost]), destination.write(zombie), queue.complete(zombie), queue.complete(held))
+            answers = (
+                claims[lost].epoch,
+                destination.write(claims[lost]),
+                destination.write(zombie),
+                queue.complete(zombie),
+                queue.complete(held),
+            )
             fresh = queue.enqueue("report").id
-        assert answers == ((101, "accepted", "refused", Outcome.LOST, Outcome.LOST) if fenced
-                           else (1, "refused", "accepted", Outcome.LOST, Outcome.APPLIED))  # fmt: skip
+        assert answers == (
+            (101, "accepted", "refused", Outcome.LOST, Outcome.LOST)
+            if fenced
+            else (1, "refused", "accepted", Outcome.LOST, Outcome.APPLIED)
+        )
         assert fresh > vanished or not fenced

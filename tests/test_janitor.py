@@ -1,4 +1,5 @@
 """The janitor on a real database: what goes, what stays, in batches, two at once, and while the queue is busy."""
+
 import os
 import signal
 import subprocess
@@ -9,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-
 from emptied import emptied
+
 from helpers import Session, wait_until
 from jobqueue import InfrastructureError, Janitor, Outcome, Queue, publication
 from jobqueue.errors import InvalidInput
@@ -35,14 +36,21 @@ def dsn(shared):
 def finished(conn, status, age_seconds, *, count=1, key=None):
     """Ids of jobs that ended so long ago, in the row's own words."""
     rows = conn.execute(
-        """insert into jobqueue.job (type, status, attempts, epoch, finished_at, finished_epoch, finished_by, idempotency_key, created_at)
-           select 'mail', %(status)s, 1, 1, at, case when %(status)s = 'done' then 1 end, case when %(status)s = 'done' then 'A' end,
+        """insert into jobqueue.job (type, status, attempts, epoch, finished_at, finished_epoch, finished_by,
+                  idempotency_key, created_at)
+           select 'mail', %(status)s, 1, 1, at, case when %(status)s = 'done' then 1 end, case when %(status)s =
+             'done' then 'A' end,
                   %(key)s::text, at
-           from (select jobqueue.now() - %(age)s * interval '1 second' as at) x, generate_series(1, %(count)s) returning id""",
-        {"status": status, "age": age_seconds, "count": count, "key": key}).fetchall()  # fmt: skip
+           from (select jobqueue.now() - %(age)s * interval '1 second' as at) x, generate_series(1, %(count)s)
+             returning id""",
+        {"status": status, "age": age_seconds, "count": count, "key": key},
+    ).fetchall()
     if key:
-        conn.execute("""insert into jobqueue.job_key (key, job_id, fingerprint, created_at)
-                        select idempotency_key, id, 0, created_at from jobqueue.job where id = %s""", rows[0])
+        conn.execute(
+            """insert into jobqueue.job_key (key, job_id, fingerprint, created_at)
+                        select idempotency_key, id, 0, created_at from jobqueue.job where id = %s""",
+            rows[0],
+        )
     return [row[0] for row in rows]
 
 
@@ -81,7 +89,11 @@ def test_statuses_are_archived_by_one_age(dsn, conn):
 
 
 def test_each_status_may_have_its_own_age(dsn, conn):
-    ids = {(status, age): finished(conn, status, age)[0] for status in ("done", "cancelled", "dead") for age in (100, 1_000, 10_000)}
+    ids = {
+        (status, age): finished(conn, status, age)[0]
+        for status in ("done", "cancelled", "dead")
+        for age in (100, 1_000, 10_000)
+    }
     clean(dsn, archive_after_seconds={"done": 50, "cancelled": 500, "dead": 5_000})
     stay = sorted(ids[one] for one in (("cancelled", 100), ("dead", 100), ("dead", 1_000)))
     assert live(conn) == stay
@@ -90,8 +102,13 @@ def test_each_status_may_have_its_own_age(dsn, conn):
 def test_live_jobs_are_never_archived(dsn, conn, queue):
     queue.enqueue_many([{"type": "mail"}] * 2)
     queue.claim("A")
-    conn.execute("update jobqueue.job set created_at = created_at - interval '9 days', run_at = run_at - interval '9 days'")
-    assert (clean(dsn, archive_after_seconds=0, statuses=("done", "failed", "dead", "cancelled")), len(live(conn))) == (0, 2)
+    conn.execute(
+        "update jobqueue.job set created_at = created_at - interval '9 days', run_at = run_at - interval '9 days'"
+    )
+    assert (clean(dsn, archive_after_seconds=0, statuses=("done", "failed", "dead", "cancelled")), len(live(conn))) == (
+        0,
+        2,
+    )
 
 
 def test_the_archived_row_is_the_same_row(dsn, conn, queue):
@@ -105,7 +122,10 @@ def test_the_archived_row_is_the_same_row(dsn, conn, queue):
 
 def test_one_pass_takes_one_batch_of_each_kind(dsn, conn):
     finished(conn, "done", 2 * DAY, count=25)
-    conn.execute("insert into jobqueue.incident (at, name) select jobqueue.now() - interval '8 days', 'x' from generate_series(1, 15)")
+    conn.execute(
+        "insert into jobqueue.incident (at, name) select jobqueue.now() - interval '8 days', 'x' from "
+        "generate_series(1, 15)"
+    )
     janitor = Janitor(dsn, limit=10)
     assert [janitor.run_once() for _ in range(4)] == [20, 15, 5, 0]
 
@@ -165,7 +185,11 @@ def test_a_key_never_goes_before_its_job_has_left_the_live_table(dsn, conn, queu
         conn.execute("update jobqueue.job_key set job_id = %s", (added.id,))
     conn.execute("update jobqueue.job_key set created_at = created_at - interval '400 days'")
     clean(dsn, archive_after_seconds=999 * DAY)
-    assert queue.enqueue("mail", key="k") == (added.id, False, keys(conn) == ["k"] and queue.enqueue("mail", key="k").matches)
+    assert queue.enqueue("mail", key="k") == (
+        added.id,
+        False,
+        keys(conn) == ["k"] and queue.enqueue("mail", key="k").matches,
+    )
 
 
 def test_once_the_archive_row_has_gone_the_age_of_the_key_counts(dsn, conn):
@@ -190,10 +214,9 @@ def test_a_schedules_keys_go_as_others_do(dsn, conn):
 def test_a_key_counts_until_its_purge_commits(dsn, conn, queue):
     [old] = finished(conn, "done", 31 * DAY, key="k")
     queue.archive(older_than_seconds=0)
-    with Session(dsn) as purger:
-        with purger.conn.transaction():
-            assert purger.conn.execute(SQL.purge_keys, {"age": 30 * DAY, "limit": 10}).rowcount == 1
-            during = queue.enqueue("mail", key="k")
+    with Session(dsn) as purger, purger.conn.transaction():
+        assert purger.conn.execute(SQL.purge_keys, {"age": 30 * DAY, "limit": 10}).rowcount == 1
+        during = queue.enqueue("mail", key="k")
     after = queue.enqueue("mail", key="k")
     assert (during.id, during.created, after.id > old, after.created) == (old, False, True, True)
 
@@ -246,18 +269,25 @@ def test_keys_of_jobs_enqueued_again_while_archivers_move_their_rows_never_make_
 
 def test_old_incidents_missed_slots_and_listeners_go_and_young_ones_stay(dsn, conn):
     conn.execute("""
-        insert into jobqueue.incident (at, name) select jobqueue.now() - age, age::text from unnest(array['6 days', '8 days']::interval[]) age;
-        insert into jobqueue.missed_slot select 's', jobqueue.now() - age, 'late' from unnest(array['29 days', '31 days']::interval[]) age;
-        insert into jobqueue.listener (owner, types, at) select age::text, '{mail}', jobqueue.now() - age from unnest(array['1 minute', '6 minutes']::interval[]) age
+        insert into jobqueue.incident (at, name) select jobqueue.now() - age, age::text from unnest(array['6 days',
+          '8 days']::interval[]) age;
+        insert into jobqueue.missed_slot select 's', jobqueue.now() - age, 'late' from unnest(array['29 days', '31
+          days']::interval[]) age;
+        insert into jobqueue.listener (owner, types, at) select age::text, '{mail}', jobqueue.now() - age from
+          unnest(array['1 minute', '6 minutes']::interval[]) age
     """)
     clean(dsn)
-    left = conn.execute("""select (select array_agg(name) from jobqueue.incident), (select count(*) from jobqueue.missed_slot),
+    left = conn.execute("""select (select array_agg(name) from jobqueue.incident), (select count(*) from
+              jobqueue.missed_slot),
                                   (select array_agg(owner) from jobqueue.listener)""").fetchone()
     assert left == (["6 days"], 1, ["00:01:00"])
 
 
 def test_effects_are_never_forgotten(dsn, conn):
-    conn.execute("insert into jobqueue.effect (key, job_id, epoch, created_at) values ('k', 1, 1, jobqueue.now() - interval '10 years')")
+    conn.execute(
+        "insert into jobqueue.effect (key, job_id, epoch, created_at) values ('k', 1, 1, jobqueue.now() - "
+        "interval '10 years')"
+    )
     clean(dsn, archive_after_seconds=0, key_ttl_seconds=0, archive_ttl_seconds=0)
     assert conn.execute("select count(*) from jobqueue.effect").fetchone() == (1,)
 
@@ -278,7 +308,12 @@ def candidate(queue, folder, content=b"x", *, publish=False):
 def test_orphans_are_swept_and_results_stay(dsn, conn, queue, tmp_path):
     orphan, result = candidate(queue, tmp_path), candidate(queue, tmp_path, publish=True)
     young = clean(dsn, artifacts=tmp_path)
-    assert (young, clean(dsn, artifacts=tmp_path, orphan_grace_seconds=0), orphan.exists(), result.exists()) == (0, 1, False, True)
+    assert (young, clean(dsn, artifacts=tmp_path, orphan_grace_seconds=0), orphan.exists(), result.exists()) == (
+        0,
+        1,
+        False,
+        True,
+    )
 
 
 def test_an_orphan_that_appears_between_two_passes_is_found_by_the_next(dsn, queue, tmp_path):
@@ -305,11 +340,20 @@ def test_files_of_pruned_archive_rows_go_only_if_the_archive_is_pruned(dsn, conn
 # ---- input -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options, said", [
-    ({"statuses": "done"}, "statuses must be some of"), ({"statuses": ("ready",)}, "statuses must be some of"),
-    ({"archive_after_seconds": -1}, "archive_after_seconds of done"), ({"archive_after_seconds": {"running": 1}}, "archive_after_seconds must be by"),
-    ({"key_ttl_seconds": -1}, "key_ttl_seconds"), ({"archive_ttl_seconds": float("nan")}, "archive_ttl_seconds"),
-    ({"archive_ttl_seconds": -1}, "archive_ttl_seconds"), ({"orphan_grace_seconds": "1 h"}, "orphan_grace_seconds"), ({"limit": 0}, "limit")])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"statuses": "done"}, "statuses must be some of"),
+        ({"statuses": ("ready",)}, "statuses must be some of"),
+        ({"archive_after_seconds": -1}, "archive_after_seconds of done"),
+        ({"archive_after_seconds": {"running": 1}}, "archive_after_seconds must be by"),
+        ({"key_ttl_seconds": -1}, "key_ttl_seconds"),
+        ({"archive_ttl_seconds": float("nan")}, "archive_ttl_seconds"),
+        ({"archive_ttl_seconds": -1}, "archive_ttl_seconds"),
+        ({"orphan_grace_seconds": "1 h"}, "orphan_grace_seconds"),
+        ({"limit": 0}, "limit"),
+    ],
+)
 def test_bad_options_are_refused_before_any_sql(options, said):
     with pytest.raises(InvalidInput, match=said):
         Janitor("host=nowhere.invalid", **options)
@@ -326,7 +370,11 @@ def test_stop_ends_it_between_two_batches(dsn, conn):
     wait_until(lambda: archived(conn), 10, "the first batch")
     janitor.stop()
     thread.join(10)
-    assert (thread.is_alive(), 0 < len(archived(conn)) < 500, len(live(conn)) + len(archived(conn))) == (False, True, 500)
+    assert (thread.is_alive(), 0 < len(archived(conn)) < 500, len(live(conn)) + len(archived(conn))) == (
+        False,
+        True,
+        500,
+    )
 
 
 def test_it_survives_the_loss_of_its_connection(dsn, conn, tmp_path):
@@ -334,8 +382,13 @@ def test_it_survives_the_loss_of_its_connection(dsn, conn, tmp_path):
     thread = threading.Thread(target=janitor.run)
     thread.start()
     try:
-        pid = wait_until(lambda: conn.execute(
-            "select pid from pg_stat_activity where application_name = 'jobqueue janitor' and datname = current_database()").fetchone(), 10)
+        pid = wait_until(
+            lambda: conn.execute(
+                "select pid from pg_stat_activity where application_name = 'jobqueue janitor' and datname = "
+                "current_database()"
+            ).fetchone(),
+            10,
+        )
         conn.execute("select pg_terminate_backend(%s)", pid)
         finished(conn, "done", 2 * DAY)
         wait_until(lambda: archived(conn), 10, "the archive after the lost connection")
@@ -387,9 +440,18 @@ def test_two_janitors_move_200_000_rows_and_claims_stay_quick(dsn, conn, queue):
     seconds = time.monotonic() - started
     took.sort()
     middle, high = took[len(took) // 2], took[int(len(took) * 0.99)]
-    print(f"\n{sum(moved)} rows in {seconds:.1f} s by two ({moved}); {len(took)} claims: median {middle * 1e3:.1f} ms, "
-          f"99 % {high * 1e3:.1f} ms, longest {took[-1] * 1e3:.1f} ms")  # fmt: skip
-    left = conn.execute("""select count(*) filter (where status = 'dead'), count(*) filter (where status in ('done', 'cancelled')
+    print(
+        f"\n{sum(moved)} rows in {seconds:.1f} s by two ({moved}); {len(took)} claims: median {middle * 1e3:.1f} ms, "
+        f"99 % {high * 1e3:.1f} ms, longest {took[-1] * 1e3:.1f} ms"
+    )
+    left = conn.execute("""select count(*) filter (where status = 'dead'), count(*) filter (where status in
+              ('done', 'cancelled')
                              and finished_at < jobqueue.now() - interval '1 day') from jobqueue.job""").fetchone()
     assert (sum(moved), len(archived(conn)), left, min(moved) > 10_000, middle < 0.05, high < 0.05) == (
-        200_500, 200_500, (20, 0), True, True, True)  # fmt: skip
+        200_500,
+        200_500,
+        (20, 0),
+        True,
+        True,
+        True,
+    )

@@ -1,4 +1,5 @@
 """Measures against rows whose figures are known, alerts to their last receiver, and the cost of a look."""
+
 import logging
 import sys
 import time
@@ -6,10 +7,10 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
-
 from emptied import emptied
+
 from helpers import Session, wait_until
-from jobqueue import Backoff, Handler, JobQueueError, PermanentError, Queue, Reaper, Worker, metrics
+from jobqueue import Backoff, Handler, JobQueueError, PermanentError, Reaper, Worker, metrics
 from jobqueue.lab import database
 
 AT_ONCE = Backoff(shape="constant", base_seconds=0, jitter="none")
@@ -27,17 +28,19 @@ def dsn(shared):
 
 
 def view(conn, name, *columns):
-    rows = conn.execute(f"select {', '.join(columns)} from jobqueue.{name} order by {', '.join(columns)}").fetchall()
-    return rows
+    return conn.execute(f"select {', '.join(columns)} from jobqueue.{name} order by {', '.join(columns)}").fetchall()
 
 
 def done(conn, *, type="mail", ago, wait, service, attempts=1, count=1):
     """Jobs that were done so many seconds ago, after so long a wait and service."""
     conn.execute(
-        """insert into jobqueue.job (type, status, attempts, epoch, run_at, started_at, finished_at, finished_epoch, finished_by)
-           select %(type)s, 'done', %(attempts)s, 1, at - (%(wait)s + %(service)s) * interval '1 s', at - %(service)s * interval '1 s', at, 1, 'A'
+        """insert into jobqueue.job (type, status, attempts, epoch, run_at, started_at, finished_at,
+                  finished_epoch, finished_by)
+           select %(type)s, 'done', %(attempts)s, 1, at - (%(wait)s + %(service)s) * interval '1 s', at -
+             %(service)s * interval '1 s', at, 1, 'A'
            from (select jobqueue.now() - %(ago)s * interval '1 s' as at) x, generate_series(1, %(count)s)""",
-        {"type": type, "ago": ago, "wait": wait, "service": service, "attempts": attempts, "count": count})  # fmt: skip
+        {"type": type, "ago": ago, "wait": wait, "service": service, "attempts": attempts, "count": count},
+    )
 
 
 def kill(queue, *, type="mail", error="ValueError: boom", lost=False):
@@ -60,13 +63,21 @@ def test_the_oldest_age_is_of_due_jobs_by_type_from_run_at(virtual_conn, virtual
     clock.advance(100)
     virtual_queue.enqueue("mail")
     found = metrics.snapshot(virtual_conn)
-    assert (found.at, dict(found.oldest_ready_age_seconds), view(virtual_conn, "oldest_ready_age", "type", "age_seconds")) == (
-        clock.now, {"mail": 95.0, "later": 0.0}, [("later", 0.0), ("mail", 95.0)])  # fmt: skip
+    assert (
+        found.at,
+        dict(found.oldest_ready_age_seconds),
+        view(virtual_conn, "oldest_ready_age", "type", "age_seconds"),
+    ) == (clock.now, {"mail": 95.0, "later": 0.0}, [("later", 0.0), ("mail", 95.0)])
 
 
 def test_a_type_that_was_never_seen_has_age_zero_and_counts_zero(conn):
     found = metrics.snapshot(conn)
-    assert (found.oldest_ready_age_seconds["none"], found.running["none"], found.dead["none"], found.wait) == (0.0, 0, 0, metrics.Quantiles())
+    assert (found.oldest_ready_age_seconds["none"], found.running["none"], found.dead["none"], found.wait) == (
+        0.0,
+        0,
+        0,
+        metrics.Quantiles(),
+    )
 
 
 def test_a_retry_ages_from_the_end_of_its_backoff(virtual_conn, virtual_queue, clock):
@@ -99,8 +110,15 @@ def busy(conn, queue):
 
 def test_a_snapshot_counts_every_state(conn, busy):
     found = metrics.snapshot(conn)
-    assert (found.depth, found.ready, found.retrying, dict(found.running), dict(found.dead), found.expired, found.done_per_minute) == (
-        metrics.Depth(2, 1), 3, 1, {"report": 1, "slow": 1}, {"mail": 1, "report": 1}, 1, 1)  # fmt: skip
+    assert (
+        found.depth,
+        found.ready,
+        found.retrying,
+        dict(found.running),
+        dict(found.dead),
+        found.expired,
+        found.done_per_minute,
+    ) == (metrics.Depth(2, 1), 3, 1, {"report": 1, "slow": 1}, {"mail": 1, "report": 1}, 1, 1)
 
 
 def test_a_snapshot_counts_attempts_of_what_has_begun(conn, busy):
@@ -117,14 +135,19 @@ def test_the_views_say_the_same_by_type(conn, busy):
         "depth": [("mail", 2, 1)],
         "running": [("report", 1, 0), ("slow", 1, 1)],
         "attempts": [("mail", 1, 3), ("mail", 3, 1), ("report", 1, 2), ("slow", 1, 1)],
-        "dead": [("mail", "dead", "ValueError: boom", 1), ("report", "failed", "jobqueue.errors.PermanentError: never", 1)],
+        "dead": [
+            ("mail", "dead", "ValueError: boom", 1),
+            ("report", "failed", "jobqueue.errors.PermanentError: never", 1),
+        ],
     }
 
 
 def test_dead_letters_of_one_reason_are_one_line(conn, queue):
     letters = [kill(queue, error="Traceback …\nValueError: boom") for _ in range(3)] + [kill(queue, lost=True)]
     assert view(conn, "dead_letters", "reason", "jobs", "newest_id") == [
-        ("ValueError: boom", 3, letters[2]), ("its last lease was lost", 1, letters[3])]  # fmt: skip
+        ("ValueError: boom", 3, letters[2]),
+        ("its last lease was lost", 1, letters[3]),
+    ]
 
 
 def test_throughput_is_by_minute_of_the_last_hour(conn):
@@ -153,7 +176,10 @@ def test_a_wait_is_never_negative(conn):
 def test_lost_leases_are_counted_by_the_hour(conn, queue):
     for _ in range(3):
         kill(queue, lost=True)
-    conn.execute("insert into jobqueue.incident (at, name, type, n) values (jobqueue.now() - interval '90 minutes', 'lease_lost', 'mail', 7)")
+    conn.execute(
+        "insert into jobqueue.incident (at, name, type, n) values (jobqueue.now() - interval '90 minutes', "
+        "'lease_lost', 'mail', 7)"
+    )
     found = metrics.snapshot(conn)
     hours = sum(n for (n,) in view(conn, "lease_expirations_per_hour", "expirations"))
     assert (found.lease_expirations_per_hour, found.incidents["lease_lost"], hours) == (3, 3, 10)
@@ -161,15 +187,23 @@ def test_lost_leases_are_counted_by_the_hour(conn, queue):
 
 def test_incidents_are_told_for_the_last_hour_and_day(conn):
     for ago, n in (("1 minute", 2), ("2 hours", 3), ("2 days", 4)):
-        conn.execute("insert into jobqueue.incident (at, name, n) values (jobqueue.now() - %s::interval, 'claim_empty_none', %s)", (ago, n))
+        conn.execute(
+            "insert into jobqueue.incident (at, name, n) values (jobqueue.now() - %s::interval, "
+            "'claim_empty_none', %s)",
+            (ago, n),
+        )
     assert view(conn, "incidents", "name", "last_hour", "last_day") == [("claim_empty_none", 2, 5)]
 
 
 def test_missed_slots_are_summed_and_told_by_schedule(conn):
-    conn.execute("""insert into jobqueue.schedule (id, job_type, cron, missed_slots) values ('a', 't', '* * * * *', 2), ('b', 't', '* * * * *', 5);
-                    insert into jobqueue.missed_slot values ('a', '2026-11-30 03:00Z', 'late'), ('a', '2026-11-30 02:00Z', 'late')""")
-    assert (metrics.snapshot(conn).missed_slots, view(conn, "missed_slots", "schedule_id", "missed_slots", "newest_slot::text")) == (
-        7, [("a", 2, "2026-11-30 03:00:00+00"), ("b", 5, None)])  # fmt: skip
+    conn.execute("""insert into jobqueue.schedule (id, job_type, cron, missed_slots) values ('a', 't', '* * * * *',
+              2), ('b', 't', '* * * * *', 5);
+                    insert into jobqueue.missed_slot values ('a', '2026-11-30 03:00Z', 'late'), ('a', '2026-11-30
+                      02:00Z', 'late')""")
+    assert (
+        metrics.snapshot(conn).missed_slots,
+        view(conn, "missed_slots", "schedule_id", "missed_slots", "newest_slot::text"),
+    ) == (7, [("a", 2, "2026-11-30 03:00:00+00"), ("b", 5, None)])
 
 
 # ---- what other sessions hold ----------------------------------------------------------------------------------------
@@ -185,7 +219,11 @@ def test_an_ended_lease_whose_row_somebody_holds_is_told_with_the_holder(dsn, co
         counted = metrics.snapshot(conn).expired_but_locked
         reaped = [one.id for one in queue.reap()]
     assert (during, counted, reaped, view(conn, "expired_but_locked", "id")) == (
-        [(held.id, holder.pid, "forgotten psql", "idle in transaction")], 1, [free.id], [])  # fmt: skip
+        [(held.id, holder.pid, "forgotten psql", "idle in transaction")],
+        1,
+        [free.id],
+        [],
+    )
 
 
 def test_a_lease_in_force_is_not_counted_as_expired_but_locked(dsn, conn, queue):
@@ -231,13 +269,21 @@ def test_a_report_holds_every_view_and_every_view_is_in_it(conn, busy):
 def test_openmetrics_is_read_back_by_its_own_parser(conn, busy):
     from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-    samples = {(sample.name, *sorted(sample.labels.items())): sample.value
-               for family in text_string_to_metric_families(metrics.openmetrics(conn)) for sample in family.samples}
+    samples = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(metrics.openmetrics(conn))
+        for sample in family.samples
+    }
     wanted = {
-        ("jobqueue_due_jobs", ("type", "mail")): 2, ("jobqueue_running_jobs", ("type", "slow")): 1,
-        ("jobqueue_dead_letters", ("status", "failed"), ("type", "report")): 1, ("jobqueue_done_per_minute",): 1,
-        ("jobqueue_wait_seconds", ("quantile", "0.5")): 1, ("jobqueue_attempts_jobs", ("attempts", "3"), ("type", "mail")): 1,
-        ("jobqueue_expired_leases", ("type", "slow")): 1, ("jobqueue_expired_but_locked",): 0}  # fmt: skip
+        ("jobqueue_due_jobs", ("type", "mail")): 2,
+        ("jobqueue_running_jobs", ("type", "slow")): 1,
+        ("jobqueue_dead_letters", ("status", "failed"), ("type", "report")): 1,
+        ("jobqueue_done_per_minute",): 1,
+        ("jobqueue_wait_seconds", ("quantile", "0.5")): 1,
+        ("jobqueue_attempts_jobs", ("attempts", "3"), ("type", "mail")): 1,
+        ("jobqueue_expired_leases", ("type", "slow")): 1,
+        ("jobqueue_expired_but_locked",): 0,
+    }
     assert {name: samples.get(name) for name in wanted} == wanted
 
 
@@ -245,8 +291,12 @@ def test_openmetrics_survives_any_type_name(conn, queue):
     from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
     queue.enqueue('a"b\\c\nd é')
-    labels = [sample.labels for family in text_string_to_metric_families(metrics.openmetrics(conn)) for sample in family.samples
-              if sample.name == "jobqueue_due_jobs"]
+    labels = [
+        sample.labels
+        for family in text_string_to_metric_families(metrics.openmetrics(conn))
+        for sample in family.samples
+        if sample.name == "jobqueue_due_jobs"
+    ]
     assert labels == [{"type": 'a"b\\c\nd é'}]
 
 
@@ -264,8 +314,10 @@ def test_breaches_name_each_threshold_that_is_passed(conn, queue):
     conn.execute("insert into jobqueue.schedule (id, job_type, cron, missed_slots) values ('s', 't', '* * * * *', 3)")
     found = metrics.snapshot(conn)
     assert metrics.breaches(found) == [
-        "2 dead letters, 0 allowed: mail 1, report 1", "the oldest due job of type 'mail' has waited 400 s, 300 s allowed",
-        "3 slots of schedules were missed, 0 allowed"]  # fmt: skip
+        "2 dead letters, 0 allowed: mail 1, report 1",
+        "the oldest due job of type 'mail' has waited 400 s, 300 s allowed",
+        "3 slots of schedules were missed, 0 allowed",
+    ]
     assert metrics.breaches(found, max_dead=2, max_age_seconds=500, max_missed=3) == []
 
 
@@ -294,8 +346,17 @@ def test_a_worker_raises_the_alarm_in_three_ways(dsn, queue, caplog, error, stat
         Worker(dsn, {"mail": fail}, on_dead=told.append).run_once()
         payloads = notices()
     line = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert (payloads, [(job.id, job.status) for job in told], len(line), f"job {added.id} of type mail is {status} after 1 attempts: " in line[0]) == (
-        [f'{{"id" : {added.id}, "type" : "mail", "status" : "{status}", "attempts" : 1}}'], [(added.id, status)], 1, True)  # fmt: skip
+    assert (
+        payloads,
+        [(job.id, job.status) for job in told],
+        len(line),
+        f"job {added.id} of type mail is {status} after 1 attempts: " in line[0],
+    ) == (
+        [f'{{"id" : {added.id}, "type" : "mail", "status" : "{status}", "attempts" : 1}}'],
+        [(added.id, status)],
+        1,
+        True,
+    )
 
 
 def test_a_reaper_raises_the_alarm_in_three_ways(dsn, conn, queue, caplog):
@@ -306,8 +367,10 @@ def test_a_reaper_raises_the_alarm_in_three_ways(dsn, conn, queue, caplog):
         Reaper(dsn, on_dead=told.append).run_once()
         payloads = notices()
     assert (payloads, [job.status for job in told], [record.getMessage() for record in caplog.records]) == (
-        [f'{{"id" : {added.id}, "type" : "mail", "status" : "dead", "attempts" : 1}}'], ["dead"],
-        [f"job {added.id} of type mail is dead after 1 attempts: its last lease was lost: no worker reported an end"])  # fmt: skip
+        [f'{{"id" : {added.id}, "type" : "mail", "status" : "dead", "attempts" : 1}}'],
+        ["dead"],
+        [f"job {added.id} of type mail is dead after 1 attempts: its last lease was lost: no worker reported an end"],
+    )
 
 
 def test_an_attempt_that_will_be_retried_raises_no_alarm(dsn, queue, caplog):
@@ -335,18 +398,31 @@ def test_an_alarm_that_raises_stops_neither_loop(dsn, conn, queue, caplog):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_snapshot_stays_quick_beside_a_million_done_rows_and_reads_no_archive(server, template):
-    """Four looks a second are promised: a median well under 100 ms on a busy machine, and bounded reads whatever is done."""
+    """Four looks a second: a median well under 100 ms on a busy machine, and bounded reads however much is done."""
     with database.scratch(server.dsn, template=template) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute("""insert into jobqueue.job (type, status, attempts, epoch, run_at, started_at, finished_at, finished_epoch, finished_by)
+        conn.execute(
+            """insert into jobqueue.job (type, status, attempts, epoch, run_at, started_at, finished_at,
+                      finished_epoch, finished_by)
             select 'type ' || i %% 5, 'done', 1, 1, t, t + interval '1 s', t + interval '3 s', 1, 'A'
-            from (select i, jobqueue.now() - interval '1 day' * (1 - i / 1e6) - interval '4 s' as t from generate_series(1, %s) i) x""", (10**6,))
-        conn.execute("insert into jobqueue.job (type, run_at) select 'type ' || i % 5, jobqueue.now() + i * interval '1 s' from generate_series(-5000, 5000) i")
-        conn.execute("insert into jobqueue.job_archive select * from jobqueue.job where status = 'done' and id <= 300000")
+            from (select i, jobqueue.now() - interval '1 day' * (1 - i / 1e6) - interval '4 s' as t from
+              generate_series(1, %s) i) x""",
+            (10**6,),
+        )
+        conn.execute(
+            "insert into jobqueue.job (type, run_at) select 'type ' || i % 5, jobqueue.now() + i * interval '1 "
+            "s' from generate_series(-5000, 5000) i"
+        )
+        conn.execute(
+            "insert into jobqueue.job_archive select * from jobqueue.job where status = 'done' and id <= 300000"
+        )
         conn.execute("vacuum analyze jobqueue.job")
         conn.execute("vacuum analyze jobqueue.job_archive")
         took = sorted(timed(lambda: metrics.snapshot(conn)) for _ in range(21))
         looked, reported = (read_by(conn, act) for act in (metrics.snapshot, metrics.report))
-        print(f"\nsnapshot: median {took[10] * 1e3:.1f} ms, longest {took[-1] * 1e3:.1f} ms; rows read: {looked}; report: {reported}")
+        print(
+            f"\nsnapshot: median {took[10] * 1e3:.1f} ms, longest {took[-1] * 1e3:.1f} ms; rows read: {looked}; "
+            f"report: {reported}"
+        )
     assert (took[10] < 0.1, looked["job"] < 50_000, looked["job_archive"], looked["job seq"]) == (True, True, 0, 0)
     assert (reported["job"] < 600_000, reported["job_archive"], reported["job seq"]) == (True, 0, 0)
 
@@ -367,7 +443,11 @@ def read_by(conn, act):
 
 def reads(conn):
     conn.execute("select pg_stat_force_next_flush()")
-    found = dict(conn.execute("select relname, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables"
-                              " where relname in ('job', 'job_archive')").fetchall())  # fmt: skip
+    found = dict(
+        conn.execute(
+            "select relname, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables"
+            " where relname in ('job', 'job_archive')"
+        ).fetchall()
+    )
     found["job seq"] = conn.execute("select seq_scan from pg_stat_user_tables where relname = 'job'").fetchone()[0]
     return found if found["job"] else None

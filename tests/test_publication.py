@@ -1,4 +1,5 @@
 """Candidates on a real file system: whole or absent, one result whatever is killed, orphans swept and results kept."""
+
 import errno
 import hashlib
 import os
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-
 from emptied import emptied
+
 from helpers import wait_until
 from jobqueue import Handler, InfrastructureError, Outcome, Queue, Reaper, Worker, publication
 from jobqueue.backoff import Backoff
@@ -66,7 +67,10 @@ def names(folder):
 def test_a_candidate_has_the_bytes_and_their_lower_case_sha256(queue, tmp_path):
     candidate = publication.write(tmp_path, claim(queue), b"a,b\n1,2\n")
     assert (candidate.path.read_bytes(), candidate.digest, candidate.size) == (
-        b"a,b\n1,2\n", hashlib.sha256(b"a,b\n1,2\n").hexdigest(), 8)  # fmt: skip
+        b"a,b\n1,2\n",
+        hashlib.sha256(b"a,b\n1,2\n").hexdigest(),
+        8,
+    )
 
 
 @pytest.mark.parametrize("content", [bytearray(b"xyz"), memoryview(b"xyz"), memoryview(bytes(range(8))).cast("H")])
@@ -81,7 +85,9 @@ def test_a_file_is_copied_and_left_alone(queue, tmp_path):
     assert candidate.path.read_bytes() == source.read_bytes()
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == os.stat("/var/tmp").st_dev, reason="one file system")
+@pytest.mark.skipif(
+    not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == os.stat("/var/tmp").st_dev, reason="one file system"
+)
 def test_a_file_of_another_file_system_becomes_a_candidate(queue, tmp_path):
     source = Path(f"/dev/shm/jobqueue-{os.getpid()}-source")
     source.write_bytes(b"from elsewhere")
@@ -106,8 +112,14 @@ def test_an_empty_artefact_is_refused_unless_the_handler_means_it(queue, tmp_pat
     assert publication.write(tmp_path, lease, b"", allow_empty=True).digest == EMPTY
 
 
-@pytest.mark.parametrize("source, said", [
-    ("missing", "can't be read: .*No such file"), (".", "is not a regular file"), ("a\0b", "can't be read: embedded null byte")])  # fmt: skip
+@pytest.mark.parametrize(
+    "source, said",
+    [
+        ("missing", "can't be read: .*No such file"),
+        (".", "is not a regular file"),
+        ("a\0b", "can't be read: embedded null byte"),
+    ],
+)
 def test_a_source_that_cannot_be_read_is_named(queue, tmp_path, source, said):
     with pytest.raises(InvalidInput, match=said):
         publication.write(tmp_path / "out", claim(queue), source)
@@ -127,7 +139,9 @@ def test_a_pipe_is_refused_instead_of_waited_for(queue, tmp_path):
 
 def test_a_folder_that_is_a_file_is_named(queue, tmp_path):
     (tmp_path / "out").write_bytes(b"")
-    with pytest.raises(InfrastructureError, match="the folder '.*out' can't take the candidate: (File exists|Not a directory)"):
+    with pytest.raises(
+        InfrastructureError, match="the folder '.*out' can't take the candidate: (File exists|Not a directory)"
+    ):
         publication.write(tmp_path / "out", claim(queue), b"x")
 
 
@@ -155,11 +169,16 @@ except InfrastructureError as error:
 
 def test_a_disk_that_is_full_in_the_middle_of_a_file_leaves_no_half_of_it(tmp_path):
     out = run_child(small_files_only(1 << 20), tmp_path)
-    assert (out.stdout.strip(), names(tmp_path)) == (f"the folder '{tmp_path}' can't take the candidate: File too large", [])
+    assert (out.stdout.strip(), names(tmp_path)) == (
+        f"the folder '{tmp_path}' can't take the candidate: File too large",
+        [],
+    )
 
 
 def run_child(code, *arguments, **options):
-    return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=60, **options
+    )
 
 
 def test_names_that_differ_by_case_or_unicode_form_do_not_collide(conn, queue, tmp_path):
@@ -170,12 +189,16 @@ def test_names_that_differ_by_case_or_unicode_form_do_not_collide(conn, queue, t
         jobs[lease.id] = name
     found = {job: publication.verify(conn, tmp_path, job) for job in jobs}
     assert {job: (one.name, one.path.read_bytes().decode(), one.path.parent) for job, one in found.items()} == {
-        job: (name, name, tmp_path) for job, name in jobs.items()}  # fmt: skip
+        job: (name, name, tmp_path) for job, name in jobs.items()
+    }
 
 
 def test_two_owners_of_one_epoch_do_not_share_a_candidate(queue, tmp_path):
     lease = claim(queue)
-    paths = {publication.write(tmp_path, replace(lease, owner=owner), b"same").path for owner in ("A", "a", "A/../B", "é" * 90)}
+    paths = {
+        publication.write(tmp_path, replace(lease, owner=owner), b"same").path
+        for owner in ("A", "a", "A/../B", "é" * 90)
+    }
     assert (len(paths), {path.parent for path in paths}) == (4, {tmp_path})
 
 
@@ -189,14 +212,28 @@ def test_what_was_published_is_available_live_and_archived(conn, queue, tmp_path
     live = publication.verify(conn, tmp_path, lease.id)
     queue.archive(older_than_seconds=0)
     archived = publication.verify(conn, tmp_path, lease.id)
-    assert live == archived == publication.Published(
-        lease.id, "available", "the bytes have the published digest", "report.csv", candidate.digest, 1, "A", candidate.path)  # fmt: skip
+    assert (
+        live
+        == archived
+        == publication.Published(
+            lease.id,
+            "available",
+            "the bytes have the published digest",
+            "report.csv",
+            candidate.digest,
+            1,
+            "A",
+            candidate.path,
+        )
+    )
 
 
 def test_a_candidate_that_was_not_published_is_no_result(conn, queue, tmp_path):
     lease = claim(queue)
     publication.write(tmp_path, lease, b"x")
-    assert publication.verify(conn, tmp_path, lease.id) == publication.Published(lease.id, "nothing", "nothing was published")
+    assert publication.verify(conn, tmp_path, lease.id) == publication.Published(
+        lease.id, "nothing", "nothing was published"
+    )
 
 
 def test_a_missing_file_is_unavailable(conn, queue, tmp_path):
@@ -211,7 +248,10 @@ def test_an_altered_file_is_unavailable(conn, queue, tmp_path):
     publish(queue, tmp_path, lease, b"x").path.write_bytes(b"y")
     found = publication.verify(conn, tmp_path, lease.id)
     assert (found.state, found.reason, found.path) == (
-        "unavailable", f"its file was altered: its sha256 is {hashlib.sha256(b'y').hexdigest()}", None)  # fmt: skip
+        "unavailable",
+        f"its file was altered: its sha256 is {hashlib.sha256(b'y').hexdigest()}",
+        None,
+    )
 
 
 def test_a_folder_in_the_place_of_the_file_is_unavailable(conn, queue, tmp_path):
@@ -231,7 +271,9 @@ def test_a_publication_of_an_epoch_that_was_taken_over_is_not_the_result(conn, q
     publish(queue, tmp_path, second, b"new")
     after = publication.verify(conn, tmp_path, first.id)
     assert [(one.state, one.epoch, one.path and one.path.read_bytes()) for one in (during, after)] == [
-        ("earlier", 1, None), ("available", 2, b"new")]  # fmt: skip
+        ("earlier", 1, None),
+        ("available", 2, b"new"),
+    ]
 
 
 def test_a_stale_candidate_is_refused_and_never_shown(conn, queue, tmp_path):
@@ -259,8 +301,11 @@ def test_orphans_are_candidates_whose_epoch_has_ended_without_publishing_them(co
     before = publication.orphans(conn, tmp_path)
     queue.complete(held)
     after = publication.orphans(conn, tmp_path)
-    assert (before, [(one.path, one.job_id, one.epoch, one.digest, one.known) for one in after], kept.path.exists()) == (
-        [], [(second.path, held.id, 1, second.digest, True)], True)  # fmt: skip
+    assert (
+        before,
+        [(one.path, one.job_id, one.epoch, one.digest, one.known) for one in after],
+        kept.path.exists(),
+    ) == ([], [(second.path, held.id, 1, second.digest, True)], True)
 
 
 END = {
@@ -319,7 +364,11 @@ def test_a_file_of_an_unknown_job_is_listed_and_stays(conn, queue, tmp_path):
     lost = publication.write(tmp_path, replace(claim(queue), id=999), b"x")
     age(lost.path, 10**6)
     listed = [(one.job_id, one.known) for one in publication.orphans(conn, tmp_path)]
-    assert (listed, publication.sweep(conn, tmp_path, grace_seconds=0), names(tmp_path)) == ([(999, False)], 0, [lost.path.name])
+    assert (listed, publication.sweep(conn, tmp_path, grace_seconds=0), names(tmp_path)) == (
+        [(999, False)],
+        0,
+        [lost.path.name],
+    )
 
 
 def test_a_file_of_an_unknown_job_goes_after_the_time_that_is_given(conn, queue, tmp_path):
@@ -330,10 +379,20 @@ def test_a_file_of_an_unknown_job_goes_after_the_time_that_is_given(conn, queue,
 
 
 def test_foreign_files_are_neither_listed_nor_touched(conn, tmp_path):
-    for name in ("README", "1.2.3", f"{'9' * 30}.1.{'a' * 16}.{'b' * 64}", f"1.1.{'a' * 16}.{'b' * 63}", f"1.1.{'A' * 16}.{'b' * 64}"):
+    for name in (
+        "README",
+        "1.2.3",
+        f"{'9' * 30}.1.{'a' * 16}.{'b' * 64}",
+        f"1.1.{'a' * 16}.{'b' * 63}",
+        f"1.1.{'A' * 16}.{'b' * 64}",
+    ):
         (tmp_path / name).write_bytes(b"")
     before = names(tmp_path)
-    assert (publication.orphans(conn, tmp_path), publication.sweep(conn, tmp_path, grace_seconds=0), names(tmp_path)) == ([], 0, before)
+    assert (
+        publication.orphans(conn, tmp_path),
+        publication.sweep(conn, tmp_path, grace_seconds=0),
+        names(tmp_path),
+    ) == ([], 0, before)
 
 
 def test_a_folder_that_does_not_exist_yet_has_no_orphans(conn, tmp_path):
@@ -385,7 +444,9 @@ def test_sweeping_while_workers_publish_removes_no_result(dsn, conn, queue, tmp_
         for thread in threads:
             thread.join()
     publication.sweep(conn, tmp_path, grace_seconds=0)
-    states = {publication.verify(conn, tmp_path, job_id).state for (job_id,) in conn.execute("select id from jobqueue.job")}
+    states = {
+        publication.verify(conn, tmp_path, job_id).state for (job_id,) in conn.execute("select id from jobqueue.job")
+    }
     assert (states, len(names(tmp_path)), sum(swept) > count / 2) == ({"available"}, count, True)
 
 
@@ -405,7 +466,12 @@ def test_a_handler_publishes_and_its_result_is_available(dsn, conn, queue, tmp_p
     run(dsn, lambda lease, context: outcomes.append(context.publish(b"1,2", "report.csv")), tmp_path)
     found = publication.verify(conn, tmp_path, added.id)
     assert (outcomes, found.state, found.owner, found.path.read_bytes(), queue.get(added.id).status) == (
-        [Outcome.APPLIED], "available", "A", b"1,2", "done")  # fmt: skip
+        [Outcome.APPLIED],
+        "available",
+        "A",
+        b"1,2",
+        "done",
+    )
 
 
 def test_publishing_the_same_again_is_already_applied_and_something_else_a_conflict(dsn, conn, queue, tmp_path):
@@ -417,11 +483,19 @@ def test_publishing_the_same_again_is_already_applied_and_something_else_a_confl
     added = queue.enqueue("report")
     run(dsn, report, tmp_path)
     assert (outcomes, publication.verify(conn, tmp_path, added.id).path.read_bytes()) == (
-        [Outcome.APPLIED, Outcome.ALREADY_APPLIED, Outcome.CONFLICT], b"1")  # fmt: skip
+        [Outcome.APPLIED, Outcome.ALREADY_APPLIED, Outcome.CONFLICT],
+        b"1",
+    )
 
 
-@pytest.mark.parametrize("content, options, said", [
-    (b"", {}, "the artefact is empty"), ("missing.csv", {}, "can't be read"), (b"x", {"name": ""}, "name must have 1–400 bytes")])  # fmt: skip
+@pytest.mark.parametrize(
+    "content, options, said",
+    [
+        (b"", {}, "the artefact is empty"),
+        ("missing.csv", {}, "can't be read"),
+        (b"x", {"name": ""}, "name must have 1–400 bytes"),
+    ],
+)
 def test_a_bad_artefact_is_a_failed_attempt_with_its_reason(dsn, queue, tmp_path, content, options, said):
     added = queue.enqueue("report", max_attempts=1)
     run(dsn, lambda lease, context: context.publish(content, **({"name": "report.csv"} | options)), tmp_path)
@@ -447,7 +521,10 @@ def test_a_folder_that_takes_nothing_costs_no_attempt(dsn, queue, tmp_path):
 def test_a_worker_without_a_folder_says_what_is_missing(dsn, queue):
     added = queue.enqueue("report", max_attempts=1)
     run(dsn, lambda lease, context: context.publish(b"x", "report.csv"), None)
-    assert "JobQueueError: this worker has no folder for candidates: give it artifacts=DIR" in queue.get(added.id).last_error
+    assert (
+        "JobQueueError: this worker has no folder for candidates: give it artifacts=DIR"
+        in queue.get(added.id).last_error
+    )
 
 
 def test_a_handler_that_was_overtaken_publishes_nothing(dsn, conn, queue, tmp_path):
@@ -464,7 +541,10 @@ def test_a_handler_that_was_overtaken_publishes_nothing(dsn, conn, queue, tmp_pa
     added = queue.enqueue("report")
     run(dsn, report, tmp_path)
     assert (said, publication.verify(conn, tmp_path, added.id).state, queue.get(added.id).locked_by) == (
-        [("LeaseLost", True)], "nothing", "B")  # fmt: skip
+        [("LeaseLost", True)],
+        "nothing",
+        "B",
+    )
 
 
 def test_a_candidate_that_changes_before_it_is_published_is_noticed(queue, tmp_path):
@@ -521,8 +601,15 @@ with psycopg.connect(dsn, autocommit=True) as conn:
     assert queue.publish(lease, "report.csv", candidate.digest).name == "APPLIED"
     die()
 """
-POINTS = ["in the middle of the write", "after the write", "after the file's fsync", "after the rename", "after the candidate",
-          "before the commit", "after the commit"]  # fmt: skip
+POINTS = [
+    "in the middle of the write",
+    "after the write",
+    "after the file's fsync",
+    "after the rename",
+    "after the candidate",
+    "before the commit",
+    "after the commit",
+]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -537,10 +624,17 @@ def test_killed_at_any_point_there_is_one_result_in_the_end_and_nothing_else(dsn
     publication.sweep(conn, tmp_path, grace_seconds=0)
     found = publication.verify(conn, tmp_path, added.id)
     assert (left, queue.get(added.id).status, found.state, found.digest, names(tmp_path)) == (
-        1, "done", "available", hashlib.sha256(b"result").hexdigest(), [found.path.name])  # fmt: skip
+        1,
+        "done",
+        "available",
+        hashlib.sha256(b"result").hexdigest(),
+        [found.path.name],
+    )
 
 
-def test_killed_after_the_commit_the_result_of_the_last_epoch_is_available_without_another_run(dsn, conn, queue, tmp_path):
+def test_killed_after_the_commit_the_result_of_the_last_epoch_is_available_without_another_run(
+    dsn, conn, queue, tmp_path
+):
     added = queue.enqueue("report", max_attempts=1)
     run_child(CHILD, dsn, tmp_path, "after the commit")
     wait_until(Reaper(dsn).run_once, 10, "the lost lease")

@@ -29,6 +29,7 @@ SAMPLES = 40_000  # 2.8 hours at 4 a second; the oldest are dropped after that
 ATTEMPTS = 200_000
 ROWS = 5_000  # of one look
 OVERLAP_SECONDS = 3.0  # a row may be committed so much later than the instant that stands in it
+GONE_SECONDS = 10.0
 STATEMENT_SECONDS = 5  # as in observe.sql
 COUNTS = ("ready", "due", "running", "waiting_retry", "dead", "done")
 _AGES = ("time_seconds", *COUNTS, "oldest_age_seconds")
@@ -63,6 +64,9 @@ class Observer:
         self._stopped = threading.Event()
         self._samples: list[Sample] = []
         self._attempts: dict[tuple[int, int], dict] = {}
+        self._ended: list[tuple[int, int]] = []
+        self._running: set[tuple[int, int]] = set()
+        self._gone: dict[tuple[int, int], float] = {}  # no longer out since, end not yet found
         self._notes: list[tuple[float, str, str]] = []
         self._fleet_events: list[tuple[float, str, str]] = []
         self.workers: tuple = ()  # of the fleet, its loops included, as they were last looked at
@@ -114,10 +118,13 @@ class Observer:
             return self._samples[first:]
 
     def recent_attempts(self, seconds: float) -> list[dict]:
-        """Attempts that run or ended in the last `seconds`."""
+        """Attempts that run or ended in the last `seconds`; those that ended come in the order in which it was seen."""
         begin = self.now - seconds
         with self._guard:
-            return [dict(a) for a in self._attempts.values() if a["ended"] is None or a["ended"] >= begin]
+            first = len(self._ended)
+            while first and self._attempts[self._ended[first - 1]]["ended"] >= begin - OVERLAP_SECONDS:
+                first -= 1
+            return [dict(self._attempts[key]) for key in [*self._ended[first:], *self._running]]
 
     def wait_for(self, condition, timeout_seconds: float = 60.0) -> Sample:
         """The first sample for which `condition(sample)` holds; JobQueueError where none comes in time."""
@@ -144,7 +151,8 @@ class Observer:
         frame = pd.DataFrame(rows, columns=list(_ATTEMPTS)).astype(
             {"started": float, "ended": float, "attempt": "Int64"}
         )
-        return frame.sort_values(["started", "job_id", "epoch"], ignore_index=True)
+        begun = frame["started"].fillna(frame["ended"])  # what began and ended between two looks has no start
+        return frame.loc[begun.sort_values(kind="stable").index].reset_index(drop=True)
 
     @property
     def faults(self) -> pd.DataFrame:
@@ -209,17 +217,34 @@ class Observer:
 
     def _gather(self, leases, ends) -> None:
         for row in leases:
-            self._attempts.setdefault((row["id"], row["epoch"]), self._attempt(row, None, "running"))
+            key = (row["id"], row["epoch"])
+            if key not in self._attempts:
+                self._attempts[key] = self._attempt(row, None, "running")
+                self._running.add(key)
         for row in ends:
-            known = self._attempts.get((row["id"], row["epoch"]))
-            if known and known["outcome"] != "running":
-                continue
-            attempt = self._attempt(row, row["ended"], row["outcome"])
+            key = (row["id"], row["epoch"])
+            if key in self._attempts and key not in self._running:
+                continue  # the looks overlap
+            attempt, known = self._attempt(row, row["ended"], row["outcome"]), self._attempts.get(key)
             if known and attempt["started"] is None:
                 attempt |= {"started": known["started"], "attempt": known["attempt"]}
-            self._attempts[row["id"], row["epoch"]] = attempt
-        for key in list(self._attempts)[: max(0, len(self._attempts) - ATTEMPTS)]:
-            del self._attempts[key]
+            self._attempts[key] = attempt
+            self._ended.append(key)
+            self._running.discard(key)
+        self._give_up({(row["id"], row["epoch"]) for row in leases})
+        if len(self._ended) > ATTEMPTS:
+            for key in self._ended[: ATTEMPTS // 10]:
+                del self._attempts[key]
+            del self._ended[: ATTEMPTS // 10]
+
+    def _give_up(self, out) -> None:
+        """A lease that is no longer out, and whose end is not found (a row deleted by hand): its outcome is unknown."""
+        self._gone = {key: self._gone.get(key, self.now) for key in self._running - out}
+        for key, since in self._gone.items():
+            if self.now - since > GONE_SECONDS:
+                self._attempts[key] |= {"ended": since, "outcome": "unknown"}
+                self._ended.append(key)
+                self._running.discard(key)
 
     def _attempt(self, row, ended, outcome) -> dict:
         started = row["started"]

@@ -20,7 +20,7 @@ select id, type, epoch, attempts as attempt, locked_by as owner, extract(epoch f
 from jobqueue.job where status = 'running' order by id limit %(most)s
 
 -- name: ends
--- Leases that ended after an instant: done ones are rows, all others stand in the history of their row, without a start.
+-- Leases that ended after an instant: done ones are rows, the others stand in their row's history, without a start.
 select id, type, finished_epoch as epoch, finished_by as owner, extract(epoch from started_at)::float8 as started,
   extract(epoch from finished_at)::float8 as ended, 'done' as outcome, attempts as attempt
 from jobqueue.job where status = 'done' and finished_at > to_timestamp(%(since)s)

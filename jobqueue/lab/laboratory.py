@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 from tqdm.auto import tqdm
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, JobQueueError
 from ..queue import Queue
 from ..sql import SQL
 from . import database
@@ -171,6 +171,8 @@ def _play(dsn: str, name: str, question: str, virtual: bool, function: Callable[
                 function(bench)
             except Skip as reason:
                 return Group(name, question, bench.sent, bench.observations, "skipped", str(reason))
+            except (JobQueueError, psycopg.Error, AttributeError, ValueError) as error:  # it went where no promise allows
+                return Group(name, question, bench.sent, bench.observations, "broken", f"{type(error).__name__}: {error}")
             held = bool(bench.observations) and all(each.held for each in bench.observations)
             return Group(name, question, bench.sent, bench.observations, "held" if held else "broken")
     finally:
@@ -187,16 +189,15 @@ def _reserved(path: Path) -> Path:
     return path
 
 
-_NAMES = {statement: name for name, statement in vars(SQL).items()}
-
-
 def _recording(session: str, sent: list[Sent]) -> type[psycopg.Cursor]:
+    names = {statement: name for name, statement in vars(SQL).items()}
+
     class Recording(psycopg.Cursor):
         def execute(self, query, params=None, **options):
             try:
                 super().execute(query, params, **options)
             finally:
-                words = _NAMES.get(query) or (query if isinstance(query, str) else repr(query))
+                words = names.get(query) or (query if isinstance(query, str) else repr(query))
                 rows = self.rowcount if self.rowcount >= 0 else None
                 sent.append(Sent(session, words, rows))
             return self

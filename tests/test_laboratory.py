@@ -1,0 +1,119 @@
+"""The laboratory run, the failure matrix and the campaign: what they show, and that they can fail."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jobqueue import sql
+from jobqueue.errors import InvalidInput
+from jobqueue.lab import campaign, faults, laboratory, matrix
+
+DEBIAN = "/usr/lib/postgresql/15"
+
+
+@pytest.fixture(scope="module")
+def found():
+    return laboratory.run(None, progress=False)
+
+
+def test_every_group_of_the_laboratory_run_holds(found):
+    assert {each["name"]: each["verdict"] for each in found["groups"] if each["verdict"] != "held"} == {}
+
+
+def test_every_group_says_what_it_sent_and_what_it_saw(found):
+    bare = [each["name"] for each in found["groups"] if not each["statements"] or not each["observations"]]
+    assert (len(found["groups"]) >= 20, bare) == (True, [])
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not os.path.exists(DEBIAN), reason="no PostgreSQL 15 in Debian's place")
+def test_the_laboratory_run_holds_on_postgresql_15():
+    found = laboratory.run(None, DEBIAN, progress=False)
+    assert (found["postgresql"][:2], found["held"]) == ("15", True)
+
+
+def test_a_completion_without_its_epoch_breaks_the_laboratory_run(monkeypatch):
+    unfenced = sql.SQL.complete.replace("and locked_by = %(owner)s and epoch = %(epoch)s", "and %(owner)s <> '' and %(epoch)s > 0")
+    monkeypatch.setattr(sql.SQL, "complete", unfenced)
+    found = laboratory.run(None, progress=False)
+    assert "lost, cancelled and incompatible told apart" in {each["name"] for each in found["groups"] if each["verdict"] == "broken"}
+
+
+def test_an_output_that_exists_is_refused_and_left_as_it_is(tmp_path):
+    path = tmp_path / "there.json"
+    path.write_text("mine")
+    with pytest.raises(InvalidInput, match="exists"):
+        laboratory.run(path)
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.long
+def test_the_command_writes_the_groups_and_exits_by_the_verdict(tmp_path):
+    path = tmp_path / "new.json"
+    command = [sys.executable, "-m", "jobqueue", "lab", "--output", str(path), "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert (done.returncode, json.loads(path.read_text())["held"]) == (0, True), done.stderr
+
+
+# ---------------------------------------------------------------- the failure matrix
+
+
+@pytest.fixture(scope="module")
+def matrix_found():
+    return matrix.run()
+
+
+def test_every_state_of_the_matrix_was_reached_and_observed(matrix_found):
+    states = {entry.state: entry.observed for entry in matrix_found.entries}
+    unseen = [state for state, observed in states.items() if observed.startswith("no row")]
+    assert (len(states) >= 15, unseen) == (True, ["enqueue not committed"])
+
+
+@pytest.mark.long
+def test_the_matrix_reads_the_same_twice(matrix_found):
+    again = matrix.run()
+    assert [(e.state, e.query) for e in again.entries] == [(e.state, e.query) for e in matrix_found.entries]
+
+
+def test_the_matrix_is_saved_as_markdown_csv_and_html(matrix_found, tmp_path):
+    names = [path.name for path in matrix_found.save(tmp_path)]
+    assert names == ["failure-matrix.md", "failure-matrix.html", "failure-matrix.csv", "retention.csv"]
+
+
+def test_retention_counts_each_table_that_keeps_evidence(matrix_found):
+    kept = dict(matrix_found.retention(jobs_per_day=1000).itertuples(index=False))
+    assert {"job rows", "archive rows", "key rows"} <= set(kept) and min(kept.values()) > 0
+
+
+# ---------------------------------------------------------------- the campaign
+
+
+def test_a_plan_is_the_same_for_the_same_seed_and_survives_json():
+    plan = campaign.plan(10, 7)
+    assert (campaign.plan(10, 7), faults.loads(faults.dumps(plan))) == (plan, plan)
+
+
+def test_a_plan_of_ten_minutes_has_the_faults_that_a_campaign_promises():
+    kinds = [fault.kind for fault in campaign.plan(10, 7)]
+    enough = (kinds.count("kill") >= 150, kinds.count("pause") >= 60, kinds.count("crash") + kinds.count("outage") >= 15)
+    assert enough == (True, True, True), {kind: kinds.count(kind) for kind in set(kinds)}
+
+
+def test_another_seed_is_another_plan():
+    assert campaign.plan(10, 7) != campaign.plan(10, 8)
+
+
+@pytest.mark.timeout(300)
+def test_half_a_minute_of_faults_breaks_no_promise():
+    report = campaign.run(0.5, 3, progress=False)
+    assert (report.held, report.injected.get("kill", 0) >= 5, report.jobs >= 1000) == (True, True, True), report.text()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_two_minutes_of_faults_break_no_promise():
+    report = campaign.run(2, 5, progress=False)
+    assert (report.held, report.injected.get("pause", 0) >= 10, report.jobs >= 4000) == (True, True, True), report.text()

@@ -90,7 +90,8 @@ class Cron:
 
     def backlog(self, after: datetime, until: datetime, newest: int) -> tuple[int, list[datetime]]:
         """How many slots lie in (after, until], exactly, and the newest of them, oldest first: 5 ms for a year."""
-        count, kept, recent = 0, 0, deque()
+        count, kept = 0, 0
+        recent: deque[tuple[datetime, list[timedelta]]] = deque()
         for base, times in self._runs(_instant(after, "after"), _instant(until, "until")):
             count += len(times)
             kept += len(times)
@@ -136,7 +137,7 @@ class Cron:
             day += _DAY
 
     def _offset(self, instant: datetime) -> timedelta:
-        return instant.astimezone(self._zone).utcoffset()
+        return instant.astimezone(self._zone).utcoffset() or _NOW
 
     def _first_change(self, begin: datetime, end: datetime, offset: timedelta) -> datetime:
         """The first whole second after `begin` at which the zone has another offset, or `end`."""

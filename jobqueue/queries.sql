@@ -526,7 +526,7 @@ delete from jobqueue.listener where id = any (array(
 -- ---------------------------------------------------------------- Schedules
 
 -- name: schedule_guard
--- One job per slot is held by this key alone: without it (or with a CREATE INDEX CONCURRENTLY that failed) nothing is fired.
+-- One job per slot hangs on this key: without it (or with a CREATE INDEX CONCURRENTLY that failed) nothing is fired.
 select exists (
   select from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
   where i.indrelid = 'jobqueue.job_key'::regclass and i.indisunique and i.indisvalid and i.indpred is null
@@ -584,7 +584,8 @@ forgotten as (
     order by old.slot desc offset %(kept)s limit 1)),
 decided as (
   update jobqueue.schedule s set
-    last_slot = greatest(s.last_slot, %(last_slot)s::timestamptz), next_run_at = %(next_run_at)s, revision = s.revision + 1,
+    last_slot = greatest(s.last_slot, %(last_slot)s::timestamptz), next_run_at = %(next_run_at)s,
+    revision = s.revision + 1,
     missed_slots = s.missed_slots + %(missed)s::bigint + (mine.busy::int * cardinality(%(slots)s::timestamptz[])),
     last_job_id = coalesce((select max(id) from born), s.last_job_id), problem = null
   from mine where s.id = mine.id

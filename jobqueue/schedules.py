@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -122,7 +123,7 @@ class Schedules:
             [problem for tick in ticks for problem in tick.problems],
         )
 
-    def list(self) -> list[Schedule]:
+    def list(self) -> Sequence[Schedule]:
         """All schedules but the removed ones, by id."""
         with translated(self.conn):
             return self._made(Schedule, SQL.schedules)
@@ -155,11 +156,11 @@ class Schedules:
             if not self._rows(statement, id=limits.text(id, "id", limits.SCHEDULE_BYTES)):
                 raise JobQueueError(f"there is no schedule {id!r}")
 
-    def _rows(self, statement: str, **given) -> list:
+    def _rows(self, statement: str, **given) -> Sequence[Any]:
         with self.conn.cursor(row_factory=tuple_row) as cursor:
             return cursor.execute(statement, given).fetchall()
 
-    def _made(self, kind, statement: str, **given) -> list:
+    def _made(self, kind, statement: str, **given) -> Sequence[Any]:
         with self.conn.cursor(row_factory=class_row(kind)) as cursor:
             return [_in_utc(row) for row in cursor.execute(statement, given).fetchall()]
 
@@ -184,13 +185,13 @@ class Due:
 
 @dataclass(frozen=True)
 class Seen:
-    """What put and resume need to know of a row before they compute; all None but `floor` where there is no row."""
+    """What put and resume need to know of a row before they compute; without a row all but `floor` are None."""
 
     revision: int | None
-    cron: str | None
-    timezone: str | None
-    removed: bool | None
-    idle: bool | None
+    cron: str
+    timezone: str
+    removed: bool
+    idle: bool
     floor: datetime
 
 

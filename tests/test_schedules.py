@@ -1,5 +1,8 @@
 """Schedules on virtual time: one job per slot, and what becomes of slots that nobody saw in time."""
 
+import random
+import threading
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -7,7 +10,7 @@ import pytest
 
 from helpers import Session
 from jobqueue import Queue
-from jobqueue.errors import InvalidInput, JobQueueError
+from jobqueue.errors import InfrastructureError, InvalidInput, JobQueueError
 from jobqueue.lab.clock import VirtualClock
 from jobqueue.schedules import MISSED_KEPT, Due, Schedules, Ticked
 from jobqueue.sql import SQL
@@ -540,3 +543,61 @@ def test_preview_needs_no_database():
         at("2026-03-03T08:00"),
         at("2026-03-04T08:00"),
     ]
+
+
+# ---- all at once ------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_schedulers_rollbacks_edits_removals_archiver_and_pruned_keys_never_double_a_slot(virtual_dsn, schedules):
+    """100 virtual minutes of three schedulers (a third of their ticks rolled back), an editor and an archiver."""
+    instant, over, errors = [START], threading.Event(), []
+    for n in range(5):
+        schedules.put(f"s{n}", "t", "* * * * *", misfire="all")
+
+    def acting(act, seed):
+        with psycopg.connect(virtual_dsn, autocommit=True) as conn:
+            clock, rng = VirtualClock(conn), random.Random(seed)
+            while not over.is_set():
+                clock.set(instant[0])
+                try:
+                    act(conn, rng)
+                except InfrastructureError:
+                    pass  # an edit met two others: that is for its caller to repeat
+                except Exception as error:
+                    errors.append(error)
+
+    def tick(conn, rng):
+        with conn.transaction(force_rollback=rng.random() < 0.3):
+            Schedules(conn).tick(limit=rng.choice([1, 2, 100]))
+
+    def edit(conn, rng):
+        id = f"s{rng.randrange(5)}"
+        with suppress(JobQueueError):
+            rng.choice([Schedules(conn).remove, Schedules(conn).pause, Schedules(conn).resume])(id)
+        Schedules(conn).put(id, "t", rng.choice(["* * * * *", "*/2 * * * *", "*/3 * * * *"]), misfire="all")
+        with suppress(JobQueueError):
+            Schedules(conn).resume(id)
+
+    def clean(conn, rng):
+        queue = Queue(conn)
+        for lease in queue.claim("w", limit=5):
+            queue.complete(lease)
+        queue.archive(older_than_seconds=0, limit=50)
+        conn.execute("delete from jobqueue.job_key where random() < 0.2")
+
+    acts = [tick, tick, tick, edit, clean]
+    threads = [threading.Thread(target=acting, args=(act, seed)) for seed, act in enumerate(acts)]
+    for thread in threads:
+        thread.start()
+    for _ in range(300):
+        over.wait(0.03)
+        instant[0] += timedelta(seconds=20)
+    over.set()
+    for thread in threads:
+        thread.join(30)
+    fired = schedules.conn.execute(
+        "select schedule_id, slot, count(*) from"
+        " (select * from jobqueue.job union all select * from jobqueue.job_archive) j group by 1, 2"
+    ).fetchall()
+    assert errors == [] and [one for one in fired if one[2] > 1] == [] and len(fired) > 100

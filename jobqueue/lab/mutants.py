@@ -140,13 +140,17 @@ def table(hunted: Sequence[Hunted]) -> pd.DataFrame:
             "caught by": kind(one.mutant) if one.catch else "nothing",
             "promise": one.catch.promise if one.catch else "",
             "steps": one.catch.steps if one.catch else None,
-            "after": f"{one.catch.tries:,} {one.catch.unit}" if one.catch else "",
+            "after": _counted(one.catch) if one.catch else "",
             "checkers": ", ".join(sorted({violation.check for violation in one.checks})),
             "seconds": round(one.seconds, 2),
         }
         for one in hunted
     ]
     return pd.DataFrame(rows).astype({"steps": "Int64"})
+
+
+def _counted(catch: Catch) -> str:
+    return f"{catch.tries:,} {catch.unit.removesuffix('s') if catch.tries == 1 else catch.unit}"
 
 
 def kind(mutant: Mutant) -> str:

@@ -2,6 +2,7 @@
 
 from jobqueue.lab.charts.calendar import missed_slots, slot_ledger, week
 from jobqueue.lab.charts.capacity import age_against_load, lease_length
+from jobqueue.lab.charts.evidence import coverage, interleaving, mutant_matrix, trace
 from jobqueue.lab.charts.failures import attempts_to_death, dead_letters, lease_expirations, running_by_type
 from jobqueue.lab.charts.life import life
 from jobqueue.lab.charts.live import counts, fault_lane, overview, queue_age, worker_lanes
@@ -12,19 +13,23 @@ __all__ = [
     "attempts_to_death",
     "contention",
     "counts",
+    "coverage",
     "dead_letters",
     "delay_by_attempt",
     "fault_lane",
     "herd",
+    "interleaving",
     "lease_expirations",
     "lease_length",
     "life",
     "missed_slots",
+    "mutant_matrix",
     "overview",
     "queue_age",
     "retry_herd",
     "running_by_type",
     "slot_ledger",
+    "trace",
     "week",
     "worker_lanes",
 ]

@@ -233,9 +233,10 @@ class Observer:
             self._running.discard(key)
         self._give_up({(row["id"], row["epoch"]) for row in leases})
         if len(self._ended) > ATTEMPTS:
-            for key in self._ended[: ATTEMPTS // 10]:
+            surplus = len(self._ended) - ATTEMPTS * 9 // 10
+            for key in self._ended[:surplus]:
                 del self._attempts[key]
-            del self._ended[: ATTEMPTS // 10]
+            del self._ended[:surplus]
 
     def _give_up(self, out) -> None:
         """A lease that is no longer out, and whose end is not found (a row deleted by hand): its outcome is unknown."""

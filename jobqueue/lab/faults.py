@@ -1,6 +1,6 @@
 """Faults as data: when, what, whom; the same values are applied to simulated workers and to real processes.
 
-    plan = [faults.kill(worker=3, at=600), faults.freeze(worker=1, at=900, seconds=120), faults.outage(1800, seconds=60)]
+    plan = [faults.kill(worker=3, at=600), faults.freeze(worker=1, at=900, seconds=120), faults.outage(1800, 60)]
     faults.loads(faults.dumps(plan)) == plan        # JSON: a plan can be kept beside its results
 
 `at` and `seconds` are seconds after the beginning. A worker is named by its place; loops are named: reaper, scheduler.

@@ -1,0 +1,81 @@
+"""The planner: fewest workers that keep a target, and each figure beside its formula."""
+import re
+
+import numpy as np
+import pytest
+
+from jobqueue import Backoff
+from jobqueue.errors import InvalidInput
+from jobqueue.lab import planner, sim, workload
+from jobqueue.lab.workload import Workload
+
+TARGETS = {"p99_age_seconds": 3, "recovery_seconds": 20, "pickup_seconds": 0.5, "outage_seconds": 120, "freeze_seconds": 1}
+RECIPE = workload.poisson(rate=2.0, service=workload.exponential(1.5), n=300)
+
+
+@pytest.fixture(scope="module")
+def plan(server):
+    return planner.suggest(RECIPE, targets=TARGETS, dsn=server.dsn, progress=False)
+
+
+def test_every_recommendation_keeps_its_target_in_the_simulation(plan):
+    assert plan.frame().query("not met")["parameter"].tolist() == [] and plan.met
+    assert plan.frame()["parameter"].tolist() == [
+        "workers", "lease_seconds", "heartbeat_seconds", "poll_seconds", "backoff", "max_attempts"]  # fmt: skip
+
+
+def test_one_worker_less_breaks_the_target_of_the_age(plan, server):
+    fewer = plan["workers"].value - 1
+    run = sim.run(RECIPE, workers=fewer, dsn=server.dsn, progress=False, samples=1000)
+    assert fewer >= 3 and run.age_quantile(0.99) > TARGETS["p99_age_seconds"]
+
+
+def test_the_lease_is_the_longest_that_recovers_in_time(plan):
+    lease = plan["lease_seconds"]
+    assert (lease.value, lease.by_formula, plan["heartbeat_seconds"].value) == (19, 20, pytest.approx(19 / 3))
+    assert 18 < lease.simulated <= 20
+
+
+def test_polling_costs_half_its_period_on_average(plan):
+    assert plan["poll_seconds"].value == 1 and plan["poll_seconds"].simulated == pytest.approx(0.5, rel=0.1)
+
+
+def test_retries_outlast_the_outage(plan):
+    backoff = plan["backoff"].value
+    assert isinstance(backoff, Backoff) and backoff.jitter == "full" and backoff.ceiling_seconds == 60
+    assert plan["max_attempts"].simulated == 0
+
+
+def test_a_suggestion_is_sentences_and_the_arguments_of_a_run(plan, server):
+    lines = str(plan).splitlines()
+    assert len(lines) == 6 and all(re.search(r"met, simulated [\d,.e+-]+, by formula [\d,.e+-]+ \(.+\)\.$", line) for line in lines)
+    run = sim.run(RECIPE, dsn=server.dsn, progress=False, **plan.parameters())
+    assert run.jobs["status"].eq("done").all()
+
+
+def test_the_busiest_stretch_is_planned_for():
+    quiet, busy = np.arange(200) * 10.0, 2000 + np.arange(100) * 1.0
+    work = Workload(np.concatenate([quiet, busy]), ["job"] * 300, np.ones(300), ["done"] * 300)
+    stretch = planner.busiest(work, 100)
+    assert (len(stretch), stretch.span_seconds) == (100, 99.0)
+
+
+def test_a_lease_that_stalls_would_break_is_called_not_met(server):
+    tight = TARGETS | {"recovery_seconds": 3, "freeze_seconds": 5}
+    plan = planner.suggest(RECIPE, targets=tight, jobs=100, dsn=server.dsn, progress=False)
+    heartbeat = plan["heartbeat_seconds"]
+    assert not heartbeat.met and "NOT MET" in str(heartbeat)
+    assert heartbeat.simulated == pytest.approx(heartbeat.by_formula, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("work", "targets", "words"),
+    [
+        (RECIPE, {"p99": 1}, "there is no target 'p99': p99_age_seconds, recovery_seconds"),
+        (RECIPE, {"pickup_seconds": 0}, "pickup_seconds must lie in 0.01–86,400 seconds, not 0"),
+        (RECIPE.head(20), {}, "a workload of 20 jobs is too small to plan by: 100 at least"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_started(work, targets, words):
+    with pytest.raises(InvalidInput, match=words):
+        planner.suggest(work, targets=targets, dsn="host=nowhere")

@@ -97,6 +97,10 @@ class Cockpit:
     def start(self, target):
         self.fleet.start(target)
 
+    def restart(self, target):
+        """Stop it in peace, if it lives, and start it again."""
+        self.fleet.restart(target)
+
     def kill_random(self):
         return self.fleet.kill_random(self._random)
 
@@ -130,11 +134,11 @@ class Cockpit:
 
     def slow(self, n=SLOW, seconds=0.5):
         """`n` jobs that take ten times `seconds`."""
-        return self._enqueue("slow", f"{n} jobs", [{"type": "slow", "payload": {"seconds": seconds}}] * n)
+        return self._enqueue("slow", style.count(n, "job"), [{"type": "slow", "payload": {"seconds": seconds}}] * n)
 
     def burst(self, n=BURST, seconds=0.2):
         """`n` jobs at once."""
-        return self._enqueue("burst", f"{n} jobs", [{"type": "job", "payload": {"seconds": seconds}}] * n)
+        return self._enqueue("burst", style.count(n, "job"), [{"type": "job", "payload": {"seconds": seconds}}] * n)
 
     def toggle_load(self):
         """Start the load, or stop it; started again it goes on where it was."""

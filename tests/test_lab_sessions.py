@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from jobqueue.lab import database, sessions
-from jobqueue.lab.sessions import SCRIPTS, Script, Step, Told
+from jobqueue.lab.scripts import SCRIPTS
+from jobqueue.lab.sessions import Script, Step, Told
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Checkers: pure functions of a history, by identity; each returns its members, so that one lost and one doubled stay two.
+"""Checkers: pure functions of a history, by identity; each returns its members: one lost and one doubled stay two.
 
     checks.check(history) -> list[Violation]        # empty: every promise below holds of what is in this history
 
@@ -101,7 +101,8 @@ def two_authorities(history: History) -> list[Violation]:
         for grant, following in zip(grants, grants[1:], strict=False):
             until = _in_force_until(grant, calls, rows.get(job_id))
             if following.granted_at < until and (grant.owner, grant.epoch) != (following.owner, following.epoch):
-                told = f"epoch {following.epoch} was granted {(until - following.granted_at).total_seconds():g} s too early"
+                early = (until - following.granted_at).total_seconds()
+                told = f"epoch {following.epoch} was granted {early:g} s too early"
                 found.append(Violation("two valid authorities", _job(job_id), told, (_shown(grant), _shown(following))))
     return found
 
@@ -126,7 +127,7 @@ def _may_have_ended(call: Call) -> bool:
 
 
 def epoch_not_increasing(history: History) -> list[Violation]:
-    """Each claim or adoption of a job has an epoch of its own, greater than all before; the row has seen the last one."""
+    """Each claim or adoption of a job has an epoch of its own, greater than all before; the row knows the last."""
     found = []
     rows = {row.id: row for row in history.rows}
     for job_id, calls in _by_job(history).items():
@@ -195,7 +196,9 @@ def resurrected(history: History) -> list[Violation]:
         later = [call for call in calls if _happened_after(call, cancelled.answered_at)]
         if later:
             told = f"{later[0].verb} by epoch {later[0].epoch} after it was cancelled"
-            found.append(Violation("resurrected after cancel", _job(job_id), told, (_shown(cancelled), _shown(later[0]))))
+            found.append(
+                Violation("resurrected after cancel", _job(job_id), told, (_shown(cancelled), _shown(later[0])))
+            )
     return found
 
 
@@ -218,7 +221,9 @@ def one_key_two_jobs(history: History) -> list[Violation]:
         if row.key is not None:
             jobs[row.key].add(row.id)
     return [
-        Violation("one key two jobs", key, f"jobs {', '.join(map(str, sorted(ids)))}") for key, ids in jobs.items() if len(ids) > 1
+        Violation("one key two jobs", key, f"jobs {', '.join(map(str, sorted(ids)))}")
+        for key, ids in jobs.items()
+        if len(ids) > 1
     ]
 
 
@@ -229,13 +234,17 @@ def slot_fired_twice(history: History) -> list[Violation]:
         if row.schedule_id is not None:
             jobs[row.schedule_id, row.slot].append(row.id)
     return [
-        Violation("slot fired twice", _slot(*slot), f"jobs {', '.join(map(str, ids))}") for slot, ids in jobs.items() if len(ids) > 1
+        Violation("slot fired twice", _slot(*slot), f"jobs {', '.join(map(str, ids))}")
+        for slot, ids in jobs.items()
+        if len(ids) > 1
     ]
 
 
 def slot_never_fired(history: History) -> list[Violation]:
     """Every slot that was expected has its job, or is named as missed."""
-    there = {(row.schedule_id, row.slot) for row in history.rows} | {(one.schedule_id, one.slot) for one in history.missed}
+    there = {(row.schedule_id, row.slot) for row in history.rows} | {
+        (one.schedule_id, one.slot) for one in history.missed
+    }
     return [
         Violation("slot never fired", _slot(one.schedule_id, one.slot), "neither a job nor named as missed")
         for one in history.expected if (one.schedule_id, one.slot) not in there

@@ -1,7 +1,7 @@
-"""A short run on the real queue, under the virtual clock, with recorders: what the checkers say of what its clients saw.
+"""A short run on the real queue, on virtual time, with recorders: what the checkers say of what its clients saw.
 
-Two workers that go by one name (a restarted process, say), a reaper that is too eager, a producer who sends a key twice.
-On the shipped queue no checker finds anything; mutants of the queue set them off.
+Two workers that go by one name (a restarted process, say), a reaper that is too eager, a producer who sends a key
+twice. On the shipped queue no checker finds anything; mutants of the queue set them off.
 """
 
 import psycopg

@@ -2,7 +2,7 @@
 
     state = the rows of every table, whole + the time + what the actors know
       │ put back into empty tables, savepoint
-      ├── action ──▶ answer, rows ──▶ both judged ──▶ a new state? then it waits for its turn     (rollback to the savepoint)
+      ├── action ──▶ answer, rows ──▶ both judged ──▶ a new state? then it waits for its turn   (roll back)
       └── action ──▶ …                an action is one call of one actor: a whole transaction, as the queue's verbs are
 
 Breadth first: each state is entered once, by a shortest way, so the first violation found has a shortest trace.
@@ -10,13 +10,15 @@ One connection can't show lock waits: for these see `jobqueue.lab.sessions`.
 """
 
 import json
+import os
 import re
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any, Protocol
 
 import pandas as pd
@@ -91,7 +93,8 @@ class Scenario(Protocol):
         """Every action that some actor may try now, (actor, verb, …), those that must be refused included."""
 
     def act(self, world: "World", known: Any, action: tuple) -> Any:
-        """Does it, says in world.answer what came back; returns what the actors know then; raises Broken at a false answer."""
+        """Does it, says in world.answer what came back; returns what the actors know then; raises Broken at a false
+        answer."""
 
     def judge(self, known: Any, rows: dict[str, list[dict]]) -> None:
         """Raises Broken where the rows contradict what the actors were told."""
@@ -173,19 +176,17 @@ def explore(
         search = _Search(World(line, makes_jobs=scenario.makes_jobs), scenario, begun + limit_seconds, bar)
         violation = search.run(depth)
     took = time.monotonic() - begun
-    return Explored(
-        scenario.name, depth, len(search.seen), search.transitions, took, search.complete, violation
-    )
+    return Explored(scenario.name, depth, len(search.seen), search.transitions, took, search.complete, violation)
 
 
 def explore_all(
     scenarios: Sequence[tuple[Scenario, int]], *, dsn: str, processes: int = 2, limit_seconds: float = 600
 ) -> list[Explored]:
-    """Searches each (scenario, depth) in a virtual database of its own on the server of `dsn`; answers in input order."""
+    """Searches each (scenario, depth) in a virtual database of its own on this server; answers in input order."""
     todo = [(dsn, scenario, depth, limit_seconds) for scenario, depth in scenarios]
     if processes == 1:
         return [_in_own_database(*one) for one in todo]
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
         return list(pool.map(_in_own_database, *zip(*todo, strict=True)))
 
 
@@ -197,6 +198,16 @@ def frame(results: Sequence[Explored]) -> pd.DataFrame:
         for one in results
     ]
     return pd.DataFrame(rows)
+
+
+def _end_with_parent() -> None:
+    """A killed notebook must not leave its searches behind: they would go on for minutes."""
+
+    def watch() -> None:
+        parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _in_own_database(dsn: str, scenario: Scenario, depth: int, limit_seconds: float) -> Explored:

@@ -1,12 +1,12 @@
 """Histories: what clients invoked and saw (ok, failed, unknown) and what the rows say, as frozen values.
 
-    queue = Recorder(Queue(conn), client="worker-1", file="worker-1.jsonl")     # a queue like any other; every call is kept
-    …                                                                           # its process may be killed at any time
-    told = merge(*map(read, glob("*.jsonl")), from_database(conn))              # an invocation without an answer: unknown
+    queue = Recorder(Queue(conn), client="worker-1", file="worker-1.jsonl")   # a queue like any other, on record
+    …                                                                         # its process may be killed at any time
+    told = merge(*map(read, glob("*.jsonl")), from_database(conn))            # begun, but not answered: unknown
     checks.check(told)
 
-A call is written before it is sent and again when it has been answered, each as one line, so what a killed process knew is
-there. Times are the database's, asked for before and after each call; a worker's own clock is not used.
+A call is written before it is sent and again when it has been answered, each as one line, so what a killed process knew
+is there. Times are the database's, asked for before and after each call; a worker's own clock is not used.
 """
 
 import itertools
@@ -38,9 +38,9 @@ OK, FAILED, UNKNOWN = "ok", "failed", "unknown"
 class Call:
     """One verb on one job, as a client saw it; a batch is a call for each of its jobs.
 
-    answer: ok, failed (refused, nothing happened), unknown (no reply: it may have happened or may still). outcome: what it
-    was told, in the queue's words. Between invoked_at and answered_at, by the database's clock, it took effect if it did.
-    lease_seconds: what was asked for by claim, adopt and heartbeat. until: the end of the lease that was granted.
+    answer: ok, failed (refused, nothing happened), unknown (no reply: it may have happened). outcome: what it
+    was told, in the queue's words. Between invoked_at and answered_at, by the database's clock, it took effect if it
+    did. lease_seconds: what was asked for by claim, adopt and heartbeat. until: the end of the lease that was granted.
     """
 
     client: str
@@ -165,7 +165,8 @@ def _in_order(call: Call):
 
 
 def from_database(conn: psycopg.Connection, *, settled: bool = False) -> History:
-    """The rows, live and archived, effects (the lab's own destinations, too), incidents and missed slots of one instant."""
+    """The rows, live and archived, effects (the lab's own destinations, too), incidents and missed slots of one
+    instant."""
     with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
         conn.execute(SQL.one_instant)
 
@@ -185,13 +186,14 @@ def from_database(conn: psycopg.Connection, *, settled: bool = False) -> History
 
 
 def slots_expected(schedule_id: str, cron: str, *, after: datetime, until: datetime, timezone: str = "UTC") -> History:
-    """The slots that must have fired (or be named as missed) by now: after < slot ≤ until. Merge it with what was read."""
+    """The slots that must have fired, or be named as missed: after < slot ≤ until. Merge it with what was read."""
     slots = Cron(cron, timezone, schedule_id).slots(after, until)
     return History(expected=tuple(Slot(schedule_id, slot) for slot in slots))
 
 
 def merge(*histories: History) -> History:
-    """One history of several processes and the database; of a row that was read twice the later reading (argument) stays."""
+    """One history of several processes and the database; of a row that was read twice the later reading (argument)
+    stays."""
     rows = {row.id: row for history in histories for row in history.rows}
     joined = {name: _joined(histories, name) for name in ("effects", "incidents", "missed", "expected")}
     calls = sorted(_joined(histories, "calls"), key=lambda call: (call.client, call.n))
@@ -200,7 +202,7 @@ def merge(*histories: History) -> History:
 
 
 def _joined(histories: Iterable[History], name: str) -> tuple:
-    """Each fact as often as the history has it that has it most: two readings are one fact, two in one reading are two."""
+    """Each fact as often as the history has it that has it most: read twice is one, twice in one reading is two."""
     counted: Counter = Counter()
     for history in histories:
         counted |= Counter(getattr(history, name))
@@ -223,7 +225,7 @@ def dumps(history: History) -> str:
 
 
 def loads(source: str) -> History:
-    """A history from JSON lines. Of a call that was begun and answered the answer stays; a torn last line is left out."""
+    """A history from JSON lines. Of a call begun and answered the answer stays; a torn last line is left out."""
     found: dict[str, dict] = {part: {} for part in _PARTS}
     settled = False
     for number, entry in _entries(source):
@@ -290,7 +292,8 @@ _BATCHES = {"heartbeat_many": "heartbeat", "complete_many": "complete"}
 
 
 class Recorder:
-    """A queue whose calls are kept in `calls`, and in `file` where one is given, for one client (a name of its own each).
+    """A queue whose calls are kept in `calls`, and in `file` where one is given, for one client (a name of its own
+    each).
 
     clock: the database's time (default: asked for before and after each call, two short statements more).
     What is not recorded (get, explain, measures) goes to the queue as it is.
@@ -355,7 +358,9 @@ class Recorder:
         return told, claim
 
     def heartbeat(self, lease: Lease, *, lease_seconds: float = 30):
-        return self._spoken("heartbeat", lease, lambda: self._queue.heartbeat(lease, lease_seconds=lease_seconds), lease_seconds)
+        return self._spoken(
+            "heartbeat", lease, lambda: self._queue.heartbeat(lease, lease_seconds=lease_seconds), lease_seconds
+        )
 
     def complete(self, lease: Lease, *, strict: bool = False):
         return self._spoken("complete", lease, lambda: self._queue.complete(lease, strict=strict))
@@ -371,7 +376,9 @@ class Recorder:
 
     def heartbeat_many(self, leases, *, lease_seconds=30):
         each = list(lease_seconds) if isinstance(lease_seconds, (list, tuple)) else [lease_seconds] * len(leases)
-        return self._batch("heartbeat", leases, lambda: self._queue.heartbeat_many(leases, lease_seconds=lease_seconds), each)
+        return self._batch(
+            "heartbeat", leases, lambda: self._queue.heartbeat_many(leases, lease_seconds=lease_seconds), each
+        )
 
     def complete_many(self, leases):
         return self._batch("complete", leases, lambda: self._queue.complete_many(leases), [None] * len(leases))
@@ -472,7 +479,11 @@ def _database_now(conn: psycopg.Connection) -> datetime:
 
 
 def _bare_call(call: Call) -> dict[str, Any]:
-    return {name: value for name, value in asdict(call).items() if value is not None and (name, value) != ("answer", UNKNOWN)}
+    return {
+        name: value
+        for name, value in asdict(call).items()
+        if value is not None and (name, value) != ("answer", UNKNOWN)
+    }
 
 
 def _of_lease(client: str, verb: str, lease: Lease) -> Call:

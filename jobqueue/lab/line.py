@@ -4,8 +4,9 @@
     told = line.send(SQL.world)             # its rows are there after the next flush
     line.flush()                            # one round trip
 
-A queue on it is the real one and sends its own statements, as prepared ones over libpq's pipeline (a third of the client's
-work of psycopg's cursors). A block of `transaction()` is a savepoint where an actor may be killed, else nothing.
+A queue on it is the real one and sends its own statements, as prepared ones over libpq's pipeline (a third of the
+client's work of psycopg's cursors). A block of `transaction()` is a savepoint where an actor may be killed, else
+nothing.
 """
 
 import re
@@ -100,7 +101,8 @@ class Line(psycopg.Connection):
 
     @contextmanager
     def transaction(self, *args, **kwargs) -> Iterator[None]:
-        """Its statements are in the search's transaction anyway; where an actor may be killed, a savepoint is its BEGIN."""
+        """Its statements are in the search's transaction anyway; where an actor may be killed, a savepoint is its
+        BEGIN."""
         self._blocks += 1
         try:
             if self._left is None:

@@ -3,8 +3,8 @@
     hunted = mutants.hunt_all()         # each mutant, what caught it, after how many states, lines or seeds
     mutants.table(hunted)               # as a frame
 
-The core has no unsafe switch: a mutant replaces a piece of one statement of `queries.sql`, which must be there word for word,
-or one function, for the length of a `with` block. A checker that never failed proves nothing.
+The core has no unsafe switch: a mutant replaces a piece of one statement of `queries.sql`, which must be there word
+for word, or one function, for the length of a `with` block. A checker that never failed proves nothing.
 """
 
 import random
@@ -27,7 +27,7 @@ from ..queue import Queue
 from ..schedules import Schedules, Ticked, _plan
 from ..sql import SQL as QUEUE
 from ..sql import statements, text
-from . import database, drills, explorer, scenarios, sessions
+from . import database, drills, explorer, scenarios, scripts, sessions
 from .checks import Violation
 
 SQL = statements(text("lab/mutants.sql"))
@@ -155,7 +155,9 @@ def _counted(catch: Catch) -> str:
 
 def kind(mutant: Mutant) -> str:
     """explorer, two sessions, plan or property."""
-    return {_explore: "explorer", _play: "two sessions", _plan_of_claim: "plan", _delays: "property"}[mutant.hunter.func]
+    return {_explore: "explorer", _play: "two sessions", _plan_of_claim: "plan", _delays: "property"}[
+        mutant.hunter.func
+    ]
 
 
 @contextmanager
@@ -171,7 +173,9 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def _edited(edit: Edit) -> str:
     before = getattr(QUEUE, edit.statement)
     if before.count(edit.old) != 1:
-        raise JobQueueError(f"{edit.statement} has {edit.old!r} {before.count(edit.old)} times: this mutant has to be written anew")
+        raise JobQueueError(
+            f"{edit.statement} has {edit.old!r} {before.count(edit.old)} times: this mutant has to be written anew"
+        )
     return before.replace(edit.old, edit.new)
 
 
@@ -185,10 +189,10 @@ def _explore(scenario: explorer.Scenario, depth: int, places: Places) -> Catch |
 
 
 def _play(name: str, places: Places) -> Catch | None:
-    played = sessions.play(places.real, sessions.SCRIPTS[name])
+    played = sessions.play(places.real, scripts.SCRIPTS[name])
     if played.differs_at is None:
         return None
-    return Catch(sessions.SCRIPTS[name].lesson, played.differs_at, "lines", played.differs_at, played)
+    return Catch(scripts.SCRIPTS[name].lesson, played.differs_at, "lines", played.differs_at, played)
 
 
 def _plan_of_claim(places: Places) -> Catch | None:
@@ -199,7 +203,7 @@ def _plan_of_claim(places: Places) -> Catch | None:
             conn.execute(SQL.volatile_clock)
             stack.callback(conn.execute, SQL.stable_clock)
         conn.execute(SQL.by_index)
-        [plan] = conn.execute(f"{SQL.explain} {QUEUE.claim}", asked).fetchone()
+        [plan] = conn.execute(" ".join([SQL.explain, QUEUE.claim]), asked).fetchone()
     bounds = [node["Index Cond"] for node in _nodes(plan[0]["Plan"]) if "run_at" in node.get("Index Cond", "")]
     return None if bounds else Catch("a claim finds due jobs by an index bound", 1, "plans", 1, plan)
 
@@ -287,8 +291,12 @@ _FEW = scenarios.OneJob("a lease and its heartbeat", verbs=("heartbeat", "comple
 _ENDS = scenarios.OneJob("a lease and its ends", verbs=("complete", "fail", "release"), digests=(), support=False)
 _PUBLISH = scenarios.OneJob("a lease and its result", verbs=("complete",), support=False)
 _SUPPORT = scenarios.OneJob("a lease and support", verbs=("complete", "fail permanently"), digests=())
-_REMOVED = scenarios.Slots("a schedule removed and put again", schedulers=("S1",), steps=(60,), others=(
-    ("editor", "remove"), ("worker", scenarios.FORGET), ("clock", "60 s"), ("clock", "steps back 60 s")))  # fmt: skip
+_REMOVED = scenarios.Slots(
+    "a schedule removed and put again",
+    schedulers=("S1",),
+    steps=(60,),
+    others=(("editor", "remove"), ("worker", scenarios.FORGET), ("clock", "60 s"), ("clock", "steps back 60 s")),
+)
 
 
 def _searched(scenario, depth):
@@ -300,68 +308,203 @@ def _played(name):
 
 
 _ALL = (
-    Mutant("heartbeat by id", "a heartbeat names the job only: whoever knows its number renews it", _searched(_FEW, 4),
-           (Edit("heartbeat", _LEASE, ""),), seen_by_checks=("stale write accepted",)),
-    Mutant("heartbeat without epoch", "a heartbeat is fenced by the owner's name alone", _searched(_FEW, 4),
-           (Edit("heartbeat", _EPOCH, ""),), seen_by_checks=("stale write accepted",)),
-    Mutant("complete without epoch", "a completion is fenced by the owner's name alone", _searched(_FEW, 4),
-           (Edit("complete", _EPOCH, ""),), seen_by_checks=("stale write accepted",)),
-    Mutant("publish without epoch", "a publication is fenced by the owner's name alone", _searched(_PUBLISH, 4),
-           (Edit("publish", f"{_EPOCH}\n", "\n"),), seen_by_checks=("stale write accepted",)),
-    Mutant("owner instead of epoch", "fail and release trust the owner's name, since it is `unique anyway`", _searched(_ENDS, 4),
-           (Edit("fail", _EPOCH, ""), Edit("release", _EPOCH, ""))),
-    Mutant("epoch given back on release", "a release undoes the claim altogether, the epoch, too", _searched(_ENDS, 4),
-           (Edit("release", "attempts = attempts - 1,", "attempts = attempts - 1, epoch = epoch - 1,"),),
-           seen_by_checks=("epoch not increasing",)),
-    Mutant("epoch reset by redrive", "a redriven job begins anew, at epoch 0", _searched(_SUPPORT, 4),
-           (Edit("redrive", "status = 'ready', attempts = 0", "status = 'ready', epoch = 0, attempts = 0"),)),
-    Mutant("claim without SKIP LOCKED", "a claim waits for the row that another is claiming", _played("claim beside an open claim"),
-           (Edit("claim", "for no key update skip locked", "for no key update"),)),
-    Mutant("claim in a caller's transaction", "a claim joins the transaction that is open", _played("claim in a caller's transaction"),
-           swaps=(Swap(Queue, "_own_transaction", _no_transaction_of_its_own),)),
-    Mutant("adoption of a lease in force", "whoever is asked to adopt does so", _searched(_FEW, 4),
-           (Edit("adopt", " and locked_until <= jobqueue.now()", ""),), seen_by_checks=("two valid authorities",)),
-    Mutant("reaper by its own clock", "the reaper compares with its machine's clock, which is 15 s ahead", _searched(_FEW, 4),
-           (Edit("expired", "locked_until <= jobqueue.now()", "locked_until <= jobqueue.now() + interval '15 seconds'"),
-            Edit("reap", "j.locked_until <= jobqueue.now()", "j.locked_until <= jobqueue.now() + interval '15 seconds'")),
-           seen_by_checks=("two valid authorities",)),
-    Mutant("reaper by a stale look", "the reaper looks without a lock and does not look again", _played("reap beside an open heartbeat"),
-           (Edit("expired", " for no key update skip locked", ""), Edit("reap", " and j.locked_until <= jobqueue.now()", ""))),
-    Mutant("lost leases cost nothing", "a lost lease gives its attempt back, as a release does", _searched(_FEW, 4),
-           (Edit("reap", "lease_losses = lease_losses + 1, releases = 0", "attempts = attempts - 1, releases = 0"),)),
-    Mutant("publish after the end", "a publication does not ask whether the lease is still in force", _searched(_PUBLISH, 4),
-           (Edit("publish", "\n  and jobqueue.now() < locked_until", ""),)),
-    Mutant("publish twice", "an epoch may publish again, over what it has published", _searched(_PUBLISH, 4),
-           (Edit("publish", "\n  and (published_epoch, published_by) is distinct from (epoch, locked_by)", ""),)),
-    Mutant("publish in one statement", "one statement is enough, its WHERE has a clock", _played("publish behind a lock, past the end"),
-           swaps=(Swap(Queue, "_sent", _without_lock),)),
-    Mutant("publish: check, then write", "the row is read, found to be mine, then written by its id", _played("publish behind a cancellation"),
-           (Edit("publish", " and status = 'running'" + _LEASE + "\n  and jobqueue.now() < locked_until", ""),),
-           (Swap(Queue, "_sent", _check_then_write),)),
-    Mutant("look in the UPDATE's statement", "update and look go in one statement, to save a round trip", _played("complete behind a reaper"),
-           swaps=(Swap(Queue, "_transition", _look_in_the_update),)),
-    Mutant("heartbeats that wait", "heartbeat_many without SKIP LOCKED", _played("heartbeats beside one held row"),
-           (Edit("heartbeat_many", "for no key update of j skip locked", "for no key update of j"),)),
-    Mutant("last attempts claimed ahead", "prefetch takes what is due, a job's last attempt, too", _searched(scenarios.Batches(), 3),
-           (Edit("claim", " and (place <= %(slots)s or safe)", ""),)),
-    Mutant("cancellation of what is done", "a cancellation has its way with done jobs, too", _searched(_SUPPORT, 4),
-           (Edit("cancel", "seen.status in ('ready', 'running')", "seen.status in ('ready', 'running', 'done')"),)),
-    Mutant("key only in the live row", "a key goes to the archive with its job", _searched(scenarios.Keys(), 3),
-           (Edit("archive", "returning *)", "returning *),\n"
-                 "forgotten as (delete from jobqueue.job_key where job_id = any (array(select id from old)))"),),
-           seen_by_checks=("one key two jobs",)),
-    Mutant("keys pruned by age alone", "a key older than its time goes, whatever its job does", _searched(scenarios.Keys(), 3),
-           (Edit("purge_keys", "\n    and not exists (select from jobqueue.job j where j.id = k.job_id)", ""),)),
-    Mutant("archive before commit", "the archiver takes out and puts in, in two transactions", _searched(scenarios.Keys(), 3),
-           swaps=(Swap(Queue, "archive", _archive_in_two),)),
-    Mutant("slot outside the job's transaction", "the slot is recorded, then its job is made", _searched(scenarios.Slots(), 3),
-           swaps=(Swap(Schedules, "_decide", _decide_in_two),)),
-    Mutant("decision without a revision", "what a scheduler saw is what it fires, whatever was changed since", _searched(scenarios.Slots(), 4),
-           (Edit("fire", " and s.revision = %(revision)s", ""),)),
-    Mutant("removal without a tombstone", "a removed schedule is deleted, with the memory of its slots", _searched(_REMOVED, 5),
-           (Edit("remove_schedule", QUEUE.remove_schedule, SQL.remove_for_good),)),
-    Mutant("VOLATILE clock", "jobqueue.now() is clock_timestamp(), which is more exact", partial(_plan_of_claim),
-           swaps=(Swap(_Volatile, "is_applied", True),)),
-    Mutant("jitter below zero", "jitter is drawn from a normal distribution", partial(_delays), swaps=(Swap(Backoff, "delay", _normal_jitter),)),
-)  # fmt: skip
+    Mutant(
+        "heartbeat by id",
+        "a heartbeat names the job only: whoever knows its number renews it",
+        _searched(_FEW, 4),
+        (Edit("heartbeat", _LEASE, ""),),
+        seen_by_checks=("stale write accepted",),
+    ),
+    Mutant(
+        "heartbeat without epoch",
+        "a heartbeat is fenced by the owner's name alone",
+        _searched(_FEW, 4),
+        (Edit("heartbeat", _EPOCH, ""),),
+        seen_by_checks=("stale write accepted",),
+    ),
+    Mutant(
+        "complete without epoch",
+        "a completion is fenced by the owner's name alone",
+        _searched(_FEW, 4),
+        (Edit("complete", _EPOCH, ""),),
+        seen_by_checks=("stale write accepted",),
+    ),
+    Mutant(
+        "publish without epoch",
+        "a publication is fenced by the owner's name alone",
+        _searched(_PUBLISH, 4),
+        (Edit("publish", f"{_EPOCH}\n", "\n"),),
+        seen_by_checks=("stale write accepted",),
+    ),
+    Mutant(
+        "owner instead of epoch",
+        "fail and release trust the owner's name, since it is `unique anyway`",
+        _searched(_ENDS, 4),
+        (Edit("fail", _EPOCH, ""), Edit("release", _EPOCH, "")),
+    ),
+    Mutant(
+        "epoch given back on release",
+        "a release undoes the claim altogether, the epoch, too",
+        _searched(_ENDS, 4),
+        (Edit("release", "attempts = attempts - 1,", "attempts = attempts - 1, epoch = epoch - 1,"),),
+        seen_by_checks=("epoch not increasing",),
+    ),
+    Mutant(
+        "epoch reset by redrive",
+        "a redriven job begins anew, at epoch 0",
+        _searched(_SUPPORT, 4),
+        (Edit("redrive", "status = 'ready', attempts = 0", "status = 'ready', epoch = 0, attempts = 0"),),
+    ),
+    Mutant(
+        "claim without SKIP LOCKED",
+        "a claim waits for the row that another is claiming",
+        _played("claim beside an open claim"),
+        (Edit("claim", "for no key update skip locked", "for no key update"),),
+    ),
+    Mutant(
+        "claim in a caller's transaction",
+        "a claim joins the transaction that is open",
+        _played("claim in a caller's transaction"),
+        swaps=(Swap(Queue, "_own_transaction", _no_transaction_of_its_own),),
+    ),
+    Mutant(
+        "adoption of a lease in force",
+        "whoever is asked to adopt does so",
+        _searched(_FEW, 4),
+        (Edit("adopt", " and locked_until <= jobqueue.now()", ""),),
+        seen_by_checks=("two valid authorities",),
+    ),
+    Mutant(
+        "reaper by its own clock",
+        "the reaper compares with its machine's clock, which is 15 s ahead",
+        _searched(_FEW, 4),
+        (
+            Edit("expired", "locked_until <= jobqueue.now()", "locked_until <= jobqueue.now() + interval '15 seconds'"),
+            Edit(
+                "reap", "j.locked_until <= jobqueue.now()", "j.locked_until <= jobqueue.now() + interval '15 seconds'"
+            ),
+        ),
+        seen_by_checks=("two valid authorities",),
+    ),
+    Mutant(
+        "reaper by a stale look",
+        "the reaper looks without a lock and does not look again",
+        _played("reap beside an open heartbeat"),
+        (
+            Edit("expired", " for no key update skip locked", ""),
+            Edit("reap", " and j.locked_until <= jobqueue.now()", ""),
+        ),
+    ),
+    Mutant(
+        "lost leases cost nothing",
+        "a lost lease gives its attempt back, as a release does",
+        _searched(_FEW, 4),
+        (Edit("reap", "lease_losses = lease_losses + 1, releases = 0", "attempts = attempts - 1, releases = 0"),),
+    ),
+    Mutant(
+        "publish after the end",
+        "a publication does not ask whether the lease is still in force",
+        _searched(_PUBLISH, 4),
+        (Edit("publish", "\n  and jobqueue.now() < locked_until", ""),),
+    ),
+    Mutant(
+        "publish twice",
+        "an epoch may publish again, over what it has published",
+        _searched(_PUBLISH, 4),
+        (Edit("publish", "\n  and (published_epoch, published_by) is distinct from (epoch, locked_by)", ""),),
+    ),
+    Mutant(
+        "publish in one statement",
+        "one statement is enough, its WHERE has a clock",
+        _played("publish behind a lock, past the end"),
+        swaps=(Swap(Queue, "_sent", _without_lock),),
+    ),
+    Mutant(
+        "publish: check, then write",
+        "the row is read, found to be mine, then written by its id",
+        _played("publish behind a cancellation"),
+        (Edit("publish", " and status = 'running'" + _LEASE + "\n  and jobqueue.now() < locked_until", ""),),
+        (Swap(Queue, "_sent", _check_then_write),),
+    ),
+    Mutant(
+        "look in the UPDATE's statement",
+        "update and look go in one statement, to save a round trip",
+        _played("complete behind a reaper"),
+        swaps=(Swap(Queue, "_transition", _look_in_the_update),),
+    ),
+    Mutant(
+        "heartbeats that wait",
+        "heartbeat_many without SKIP LOCKED",
+        _played("heartbeats beside one held row"),
+        (Edit("heartbeat_many", "for no key update of j skip locked", "for no key update of j"),),
+    ),
+    Mutant(
+        "last attempts claimed ahead",
+        "prefetch takes what is due, a job's last attempt, too",
+        _searched(scenarios.Batches(), 3),
+        (Edit("claim", " and (place <= %(slots)s or safe)", ""),),
+    ),
+    Mutant(
+        "cancellation of what is done",
+        "a cancellation has its way with done jobs, too",
+        _searched(_SUPPORT, 4),
+        (Edit("cancel", "seen.status in ('ready', 'running')", "seen.status in ('ready', 'running', 'done')"),),
+    ),
+    Mutant(
+        "key only in the live row",
+        "a key goes to the archive with its job",
+        _searched(scenarios.Keys(), 3),
+        (
+            Edit(
+                "archive",
+                "returning *)",
+                "returning *),\n"
+                "forgotten as (delete from jobqueue.job_key where job_id = any (array(select id from old)))",
+            ),
+        ),
+        seen_by_checks=("one key two jobs",),
+    ),
+    Mutant(
+        "keys pruned by age alone",
+        "a key older than its time goes, whatever its job does",
+        _searched(scenarios.Keys(), 3),
+        (Edit("purge_keys", "\n    and not exists (select from jobqueue.job j where j.id = k.job_id)", ""),),
+    ),
+    Mutant(
+        "archive before commit",
+        "the archiver takes out and puts in, in two transactions",
+        _searched(scenarios.Keys(), 3),
+        swaps=(Swap(Queue, "archive", _archive_in_two),),
+    ),
+    Mutant(
+        "slot outside the job's transaction",
+        "the slot is recorded, then its job is made",
+        _searched(scenarios.Slots(), 3),
+        swaps=(Swap(Schedules, "_decide", _decide_in_two),),
+    ),
+    Mutant(
+        "decision without a revision",
+        "what a scheduler saw is what it fires, whatever was changed since",
+        _searched(scenarios.Slots(), 4),
+        (Edit("fire", " and s.revision = %(revision)s", ""),),
+    ),
+    Mutant(
+        "removal without a tombstone",
+        "a removed schedule is deleted, with the memory of its slots",
+        _searched(_REMOVED, 5),
+        (Edit("remove_schedule", QUEUE.remove_schedule, SQL.remove_for_good),),
+    ),
+    Mutant(
+        "VOLATILE clock",
+        "jobqueue.now() is clock_timestamp(), which is more exact",
+        partial(_plan_of_claim),
+        swaps=(Swap(_Volatile, "is_applied", True),),
+    ),
+    Mutant(
+        "jitter below zero",
+        "jitter is drawn from a normal distribution",
+        partial(_delays),
+        swaps=(Swap(Backoff, "delay", _normal_jitter),),
+    ),
+)
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

@@ -50,7 +50,9 @@ def may_be_adopted(job: Job, now: float) -> bool:
 
 
 def claimed(job: Job, owner: str, now: float, lease: float) -> Job:
-    return replace(job, status="running", owner=owner, until=now + lease, epoch=job.epoch + 1, attempts=job.attempts + 1)
+    return replace(
+        job, status="running", owner=owner, until=now + lease, epoch=job.epoch + 1, attempts=job.attempts + 1
+    )
 
 
 def adopted(job: Job, owner: str, now: float, lease: float) -> Job:

@@ -1,7 +1,8 @@
 """The actors that the explorer lets loose: one job and its stale owners, batches, keys, schedules, destinations.
 
 Each scenario is a frozen value. What its actors know is hashable; the judge is `jobqueue.lab.oracle`, which has no SQL.
-Times: a lease lasts 10 s, a backoff 5 s, a tick of the clock 10 s; so a lease that is not renewed ends with the next tick.
+Times: a lease lasts 10 s, a backoff 5 s, a tick of the clock 10 s; so a lease that is not renewed ends with the next
+tick.
 """
 
 from dataclasses import dataclass, replace
@@ -57,7 +58,9 @@ class JobScenario:
     def judge(self, known: Jobs, rows: dict[str, list[dict]]) -> None:
         seen = {row["id"]: (row, False) for row in rows["job"]} | {row["id"]: (row, True) for row in rows["archive"]}
         if len(seen) != len(rows["job"]) + len(rows["archive"]) or set(seen) != {job.id for job in known.jobs}:
-            raise Broken("no job is lost and none is doubled", f"rows {sorted(seen)}, jobs {[job.id for job in known.jobs]}")
+            raise Broken(
+                "no job is lost and none is doubled", f"rows {sorted(seen)}, jobs {[job.id for job in known.jobs]}"
+            )
         for job in known.jobs:
             _compare(job, *seen[job.id])
 
@@ -72,7 +75,9 @@ class JobScenario:
     def heard(self, world, known: Jobs, verb, lease, wanted: Outcome, told: Outcome, digest=None) -> Jobs:
         world.answer = told.name
         if told is not wanted:
-            raise Broken(_promise(wanted, told), f"{verb} by {lease.owner}, epoch {lease.epoch}: {told.name}, not {wanted.name}")
+            raise Broken(
+                _promise(wanted, told), f"{verb} by {lease.owner}, epoch {lease.epoch}: {told.name}, not {wanted.name}"
+            )
         if told is not Outcome.APPLIED:
             return known
         after = oracle.applied(known.job(lease.id), verb, world.now, lease=LEASE, delay=DELAY, digest=digest)
@@ -112,7 +117,9 @@ class JobScenario:
         return known
 
     def reap(self, world: World, known: Jobs, limit: int = 100) -> Jobs:
-        expired = sorted((job for job in known.jobs if job.status == "running" and job.until <= world.now), key=_by_until)
+        expired = sorted(
+            (job for job in known.jobs if job.status == "running" and job.until <= world.now), key=_by_until
+        )
         reaped = world.queue.reap(limit=limit, backoff=BACKOFF)
         world.answer = ", ".join(f"job {one.id} → {one.status}" for one in reaped) or "nothing to reap"
         wanted = {job.id for job in expired[:limit]}
@@ -131,7 +138,9 @@ class JobScenario:
         after = job and oracle.cancelled(job, world.now)
         wanted = (job.status, after.status) if job else (None, None)
         if (told.before, told.after) != wanted:
-            raise Broken("a cancellation tells the truth", f"{told.before} → {told.after}, not {wanted[0]} → {wanted[1]}")
+            raise Broken(
+                "a cancellation tells the truth", f"{told.before} → {told.after}, not {wanted[0]} → {wanted[1]}"
+            )
         return known.with_job(after) if job else known
 
     def redrive(self, world: World, known: Jobs, job_id: int, cancelled: bool = False) -> Jobs:
@@ -144,7 +153,11 @@ class JobScenario:
         return known.with_job(oracle.redriven(job, world.now)) if may else known
 
     def archive(self, world: World, known: Jobs, statuses=TERMINAL, age: float = 0) -> Jobs:
-        old = [job for job in known.jobs if not job.archived and job.status in statuses and job.finished_at <= world.now - age]
+        old = [
+            job
+            for job in known.jobs
+            if not job.archived and job.status in statuses and job.finished_at <= world.now - age
+        ]
         moved = world.queue.archive(older_than_seconds=age, statuses=statuses)
         world.answer = f"{moved} moved"
         for job in old:
@@ -184,9 +197,13 @@ class OneJob(JobScenario):
             others += [("support", verb) for verb in ("cancel", "redrive", "redrive cancelled")]
             others += [("archiver", verb) for verb in ("archive", "prune")]
         takers = [(owner, verb) for owner in self.owners for verb in ("claim", "adopt")]
-        spoken = [(lease.owner, verb, f"epoch {lease.epoch}") for lease in known.leases[-self.leases :] for verb in self.verbs]
+        spoken = [
+            (lease.owner, verb, f"epoch {lease.epoch}") for lease in known.leases[-self.leases :] for verb in self.verbs
+        ]
         published = [
-            (lease.owner, "publish", f"epoch {lease.epoch}", digest) for lease in known.leases[-self.leases :] for digest in self.digests
+            (lease.owner, "publish", f"epoch {lease.epoch}", digest)
+            for lease in known.leases[-self.leases :]
+            for digest in self.digests
         ]
         return takers + spoken + published + others
 
@@ -209,14 +226,16 @@ class OneJob(JobScenario):
 
 @dataclass(frozen=True)
 class Batches(JobScenario):
-    """Two jobs; owners who complete, renew and claim in batches, one job ahead; a reaper that takes one lease a pass."""
+    """Two jobs; owners who complete, renew and claim in batches, one ahead; a reaper that takes one lease a pass."""
 
     name: str = "two jobs in batches"
     owners: tuple[str, ...] = ("A", "B")
     max_attempts: tuple[int, ...] = (3, 1)  # the second job's only attempt must never be claimed ahead
 
     def begin(self, world: World) -> Jobs:
-        made = world.queue.enqueue_many([{"type": "t", "payload": 0, "max_attempts": most} for most in self.max_attempts])
+        made = world.queue.enqueue_many(
+            [{"type": "t", "payload": 0, "max_attempts": most} for most in self.max_attempts]
+        )
         return Jobs(tuple(oracle.Job(job.id, most) for job, most in zip(made, self.max_attempts, strict=True)))
 
     def actions(self, known: Jobs) -> list[tuple]:
@@ -255,7 +274,9 @@ class Batches(JobScenario):
             for lease, outcome, in_force in zip(leases, told, mine, strict=True):
                 if in_force is chosen:
                     job = known.job(lease.id)
-                    wanted = Outcome.APPLIED if chosen else oracle.answer(job, verb, (lease.owner, lease.epoch), world.now)
+                    wanted = (
+                        Outcome.APPLIED if chosen else oracle.answer(job, verb, (lease.owner, lease.epoch), world.now)
+                    )
                     known = self.heard(world, known, verb, lease, wanted, outcome)
         world.answer = ", ".join(f"job {lease.id}: {outcome.name}" for lease, outcome in zip(leases, told, strict=True))
         return known
@@ -286,7 +307,8 @@ class KeyedJobs(Jobs):
 
 @dataclass(frozen=True)
 class Keys(JobScenario):
-    """Producers who send a key again, with another payload, in a batch; a worker, an archiver, a janitor, days that pass."""
+    """Producers who send a key again, with another payload, in a batch; a worker, an archiver, a janitor, days that
+    pass."""
 
     name: str = "keys and the archive"
     makes_jobs = True
@@ -297,8 +319,16 @@ class Keys(JobScenario):
         return KeyedJobs(())
 
     def actions(self, known: KeyedJobs) -> list[tuple]:
-        producers = [("producer", "enqueue", "k", 1), ("other producer", "enqueue", "k", 2), ("producer", "enqueue k, l, k")]
-        ended = [(lease.owner, verb, lease.epoch, lease.id) for lease in known.leases[-2:] for verb in ("complete", "fail permanently")]
+        producers = [
+            ("producer", "enqueue", "k", 1),
+            ("other producer", "enqueue", "k", 2),
+            ("producer", "enqueue k, l, k"),
+        ]
+        ended = [
+            (lease.owner, verb, lease.epoch, lease.id)
+            for lease in known.leases[-2:]
+            for verb in ("complete", "fail permanently")
+        ]
         others = [("A", "claim"), ("archiver", "archive"), ("archiver", "archive, killed after the first statement")]
         janitor = [("janitor", "purge keys"), ("clock", "10 days"), ("clock", "31 days")]
         cancelled = [("support", "cancel", job.id) for job in known.jobs[-1:]]
@@ -375,7 +405,7 @@ class DestinationKnown(Jobs):
 
 @dataclass(frozen=True)
 class Destination(JobScenario):
-    """One job whose handlers have an effect outside; kind: unfenced, fenced (by epoch), fenced and keyed, transaction."""
+    """One job with an effect; kind: unfenced, fenced (by epoch), fenced and keyed, transaction (the job's own)."""
 
     kind: str = "fenced and keyed"
     owners: tuple[str, ...] = ("A", "B")
@@ -422,7 +452,9 @@ class Destination(JobScenario):
         if refused or repeated:
             return known
         if lease.epoch < newest:
-            raise Broken("a destination takes no older epoch's write after a newer one's", f"epoch {lease.epoch} after {newest}")
+            raise Broken(
+                "a destination takes no older epoch's write after a newer one's", f"epoch {lease.epoch} after {newest}"
+            )
         if known.taken:
             raise Broken("an effect is applied once", f"epochs {[epoch for _, epoch in known.taken]} and {lease.epoch}")
         return replace(known, taken=(*known.taken, (lease.owner, lease.epoch)))
@@ -466,13 +498,21 @@ class Planned:
 
 
 FORGET = "run all, archive, forget keys"
-OTHERS = (("editor", "pause"), ("editor", "resume"), ("editor", "remove"), ("worker", FORGET), ("clock", "30 s"), ("clock", "60 s"),
-          ("clock", "steps back 60 s"))  # fmt: skip
+OTHERS = (
+    ("editor", "pause"),
+    ("editor", "resume"),
+    ("editor", "remove"),
+    ("worker", FORGET),
+    ("clock", "30 s"),
+    ("clock", "60 s"),
+    ("clock", "steps back 60 s"),
+)
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Two schedulers, whose look and decision others come between; edits, pauses, removals; a clock that also steps back."""
+    """Two schedulers, whose look and decision others come between; edits, pauses, removals; a clock that also steps
+    back."""
 
     name: str = "schedules"
     makes_jobs = True
@@ -501,9 +541,9 @@ class Slots:
             world.set(world.now + {"30 s": 30, "60 s": 60, "steps back 60 s": -60}[verb])
             world.answer = ""
             return known
-        return {"look": self.look, "pause": self.pause, "resume": self.resume, "remove": self.remove}.get(verb, self.forget)(
-            world, known, actor
-        )
+        return {"look": self.look, "pause": self.pause, "resume": self.resume, "remove": self.remove}.get(
+            verb, self.forget
+        )(world, known, actor)
 
     def look(self, world: World, known: Planned, scheduler: str) -> Planned:
         due = world.schedules._made(Due, SQL.schedules_due, limit=10)
@@ -515,7 +555,8 @@ class Slots:
         return replace(known, looks=(*others, *((scheduler, one, known.revision) for one in due)))
 
     def decide(self, world: World, known: Planned, scheduler: str, verb: str) -> Planned:
-        """The slots up to the look, if nothing has changed the schedule since; killed before the COMMIT: nothing at all."""
+        """The slots up to the look, if nothing has changed the schedule since; killed before the COMMIT: nothing at
+        all."""
         [(due, seen_revision)] = [one[1:] for one in known.looks if one[0] == scheduler]
         steps = {"decide": 99, "decide, killed before COMMIT": 1, "decide, killed after COMMIT": 2}[verb]
         world.answer = "killed"
@@ -525,7 +566,9 @@ class Slots:
         if seen_revision != known.revision or steps == 1:
             return known
         seen_at = (due.now - START).total_seconds()
-        slots = [slot for slot in _multiples(known.step, known.next, seen_at) if known.last is None or slot > known.last]
+        slots = [
+            slot for slot in _multiples(known.step, known.next, seen_at) if known.last is None or slot > known.last
+        ]
         decided = replace(known, last=max([*slots, known.last or 0]), revision=known.revision + 1)
         floor = max(seen_at, seen_at if known.last is None else known.last)
         return replace(decided, next=(floor // known.step + 1) * known.step, fired=(*known.fired, *slots))
@@ -565,7 +608,7 @@ class Slots:
         return known if known.removed else after
 
     def forget(self, world: World, known: Planned, _: str) -> Planned:
-        """A worker runs what is due, a janitor archives it and forgets every key it may: only last_slot remembers then."""
+        """A worker runs what is due, a janitor archives it and forgets each key it may: only last_slot remembers."""
         done = world.queue.complete_many(list(world.queue.claim("W", limit=100, types=["t"])))
         moved = world.queue.archive(older_than_seconds=0)
         forgotten = world.line.execute(SQL.purge_keys, {"age": 0, "limit": 100}).rowcount
@@ -577,7 +620,10 @@ class Slots:
         if len(set(fired)) < len(fired):
             raise Broken("a slot fires once", f"jobs for the slots {fired}")
         if fired != sorted(map(_iso, known.fired)):
-            raise Broken("every slot that was decided has its job, and no other", f"{fired}, not {sorted(map(_iso, known.fired))}")
+            raise Broken(
+                "every slot that was decided has its job, and no other",
+                f"{fired}, not {sorted(map(_iso, known.fired))}",
+            )
         wanted = {"next_run_at": _iso(known.next), "last_slot": _iso(known.last), "paused": known.paused}
         for row in rows["schedule"]:
             if row["removed_at"] is None and (seen := {name: row[name] for name in wanted}) != wanted:
@@ -655,4 +701,12 @@ def _by_until(job: oracle.Job):
 
 THREE_OWNERS = OneJob("one job, three owners", owners=("A", "B", "C"), verbs=("complete", "heartbeat"), digests=("aa",))
 # (scenario, depth): together more than 100,000 transitions.
-FAMILIES = ((OneJob(), 5), (Slots(), 5), (Keys(), 6), (THREE_OWNERS, 6), (Batches(), 7), (Destination(), 8), (Destination("transaction"), 7))
+FAMILIES = (
+    (OneJob(), 5),
+    (Slots(), 5),
+    (Keys(), 6),
+    (THREE_OWNERS, 6),
+    (Batches(), 7),
+    (Destination(), 8),
+    (Destination("transaction"), 7),
+)

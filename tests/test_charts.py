@@ -251,6 +251,21 @@ def test_a_killed_worker_that_was_paused_is_paused_no_longer():
     assert [(s.kind, s.start, s.end) for s in spells(faults, 9.0)] == [("pause", 1, 3), ("kill", 3, 5)]
 
 
+def test_an_end_that_is_known_before_is_the_same_as_the_event_at_that_time():
+    faults = [
+        {"time_seconds": 1, "kind": "kill", "target": "w1", "until_seconds": 4},
+        {"time_seconds": 4, "kind": "start", "target": "w1", "until_seconds": None},
+        {"time_seconds": 9, "kind": "start", "target": "w1", "until_seconds": None},
+    ]
+    assert [(s.kind, s.start, s.end) for s in spells(faults, 10.0)] == [("kill", 1, 4), ("start", 9, None)]
+
+
+def test_a_stop_lasts_until_the_next_start_and_its_exit_is_no_fault():
+    faults = [(1, "stop", "w1"), (2, "exit", "w1"), (5, "start", "w1"), (6, "exit", "w1")]
+    found = spells(pd.DataFrame(faults, columns=["time_seconds", "kind", "target"]), 9.0)
+    assert [(s.kind, s.start, s.end) for s in found] == [("stop", 1, 5), ("exit", 6, None)]
+
+
 def test_faults_that_find_no_room_are_counted():
     assert any(
         text.endswith("faults more than the fault lane can label") for text in texts(FIGURES["a hundred faults"]())

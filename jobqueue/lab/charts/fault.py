@@ -1,6 +1,6 @@
 """Faults as spells: a kill lasts until the start, a pause until the resume, a cut is a moment; each has its number."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -48,28 +48,23 @@ def spells(faults, end):
         kind, target, at = str(row["kind"]), _target(row), float(row["time_seconds"])
         if kind == "exit" and open_.get(target):
             continue  # the end of a stop, which lasts until the next start
-        ended = _close(out, open_.get(target, ()), kind, at)
-        open_[target] = [i for i in open_.get(target, ()) if not out[i].ended]
+        lasting = [i for i in open_.get(target, ()) if not out[i].ended or at <= out[i].end + 1e-6]
+        ended = [i for i in lasting if kind in _ENDS.get(out[i].kind, ())]
+        for i in ended:
+            out[i] = replace(out[i], end=at, ended=True)
+        open_[target] = [i for i in lasting if i not in ended]
         if ended and kind not in _ENDS:
             continue
         until = row.get("until_seconds")
         last = float(until) if pd.notna(until) else end if kind in _ENDS else None
         out.append(Spell(len(out) + 1, kind, target, at, last, pd.notna(until)))
-        open_[target] = [*open_.get(target, ()), len(out) - 1]
+        open_[target].append(len(out) - 1)
     return out
 
 
 def _target(row):
     target = row.get("target")
     return "" if target is None or pd.isna(target) else str(target)
-
-
-def _close(out, candidates, kind, at):
-    ended = [i for i in candidates if not out[i].ended and kind in _ENDS.get(out[i].kind, ())]
-    for i in ended:
-        s = out[i]
-        out[i] = Spell(s.number, s.kind, s.target, s.start, at, True)
-    return bool(ended)
 
 
 def lane_rows(found, low, high, most=ROWS):

@@ -56,6 +56,7 @@ class Snapshot:
     oldest_ready_age_seconds: dict[str, float]
     done_per_minute: int
     missed_slots: int
+    broken_schedules: int
     attempts: dict[int, int]
     wait: Quantiles
     service: Quantiles
@@ -92,7 +93,7 @@ def report(conn: psycopg.Connection) -> dict[str, list[dict[str, Any]]]:
 
 
 def breaches(found: Snapshot, *, max_dead: int = 0, max_age_seconds: float = 300, max_missed: int = 0) -> list[str]:
-    """A sentence for each threshold that is passed: dead letters, age of the oldest due job by type, missed slots."""
+    """A sentence for each threshold that is passed (dead letters, age of the oldest, missed slots), other trouble."""
     dead = sum(found.dead.values())
     said = [f"{dead} dead letters, {max_dead} allowed: {_by_type(found.dead)}"] if dead > max_dead else []
     for type, age in sorted(found.oldest_ready_age_seconds.items()):
@@ -100,6 +101,8 @@ def breaches(found: Snapshot, *, max_dead: int = 0, max_age_seconds: float = 300
             said.append(f"the oldest due job of type {type!r} has waited {age:.0f} s, {max_age_seconds:g} s allowed")
     if found.missed_slots > max_missed:
         said.append(f"{found.missed_slots} slots of schedules were missed, {max_missed} allowed")
+    if found.broken_schedules:
+        said.append(f"{found.broken_schedules} schedules are broken and fire no more: python -m jobqueue schedule list")
     return said
 
 
@@ -173,6 +176,7 @@ _PLAIN = {
     "done_per_minute": "jobs done within the last minute",
     "expired_but_locked": "ended leases whose row another transaction holds: no reaper can take them",
     "lock_waits": "sessions that wait for a lock",
+    "broken_schedules": "schedules that fire no more because their row can't be read",
     "oldest_transaction_seconds": "age of the oldest transaction",
     "oldest_snapshot_age": "transactions since the oldest snapshot that vacuum must respect",
     "dead_tuples": "dead rows of the job table",

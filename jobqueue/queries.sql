@@ -427,13 +427,11 @@ drop schema if exists jobqueue cascade
 -- ---------------------------------------------------------------- measures
 
 -- name: snapshot
--- Ages of due rows from run_at, never from created_at; a type with ready rows of which none is due has age 0.
 -- A look reads what is live and what finished in the last minute, whatever else there is (10–25 ms beside a million).
 with ready as (
-  select type, attempts, count(*) filter (where run_at <= jobqueue.now()) as due,
-    count(*) filter (where run_at > jobqueue.now()) as future,
-    coalesce(extract(epoch from jobqueue.now() - min(run_at) filter (where run_at <= jobqueue.now())), 0)::float8 as age
-  from jobqueue.job where status = 'ready' group by type, attempts),
+  select attempts, count(*) filter (where run_at <= jobqueue.now()) as due,
+    count(*) filter (where run_at > jobqueue.now()) as future
+  from jobqueue.job where status = 'ready' group by attempts),
 running as (
   select type, attempts, count(*) as n, count(*) filter (where locked_until <= jobqueue.now()) as expired
   from jobqueue.job where status = 'running' group by type, attempts),
@@ -457,10 +455,11 @@ select jobqueue.now() as at,
   (select coalesce(jsonb_object_agg(type, n), '{}') from (select type, sum(n) as n from running group by type) x)
     as running,
   (select coalesce(jsonb_object_agg(type, n), '{}') from (select type, sum(n) as n from dead group by type) x) as dead,
-  (select coalesce(jsonb_object_agg(type, age), '{}') from (select type, max(age) as age from ready group by type) x)
+  (select coalesce(jsonb_object_agg(type, age_seconds), '{}') from jobqueue.oldest_ready_age)
     as oldest_ready_age_seconds,
   (select count(*) from recent) as done_per_minute,
   (select coalesce(sum(missed_slots), 0) from jobqueue.schedule)::bigint as missed_slots,
+  (select count(*) from jobqueue.missed_slots where problem is not null) as broken_schedules,
   (select coalesce(jsonb_object_agg(attempts, n), '{}') from begun) as attempts,
   (select percentile_cont(array[0.5, 0.9, 0.99, 1]) within group (order by wait) from recent) as wait,
   (select percentile_cont(array[0.5, 0.9, 0.99, 1]) within group (order by service) from recent) as service,

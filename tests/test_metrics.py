@@ -10,7 +10,7 @@ import pytest
 from emptied import emptied
 
 from helpers import Session, wait_until
-from jobqueue import Backoff, Handler, JobQueueError, PermanentError, Reaper, Worker, metrics
+from jobqueue import Backoff, Handler, JobQueueError, PermanentError, Reaper, Schedules, Worker, metrics
 from jobqueue.lab import database
 
 AT_ONCE = Backoff(shape="constant", base_seconds=0, jitter="none")
@@ -319,6 +319,20 @@ def test_breaches_name_each_threshold_that_is_passed(conn, queue):
         "3 slots of schedules were missed, 0 allowed",
     ]
     assert metrics.breaches(found, max_dead=2, max_age_seconds=500, max_missed=3) == []
+
+
+def test_a_schedule_that_is_broken_is_a_breach_of_its_own(conn, queue):
+    schedules = Schedules(conn)
+    for name in ("good", "bad"):
+        schedules.put(name, "mail", "* * * * *")
+    conn.execute("update jobqueue.schedule set cron = '61 * * * *', next_run_at = jobqueue.now() where id = 'bad'")
+    schedules.tick()
+    found = metrics.snapshot(conn)
+    assert (found.broken_schedules, metrics.breaches(found)) == (
+        1,
+        ["1 schedules are broken and fire no more: python -m jobqueue schedule list"],
+    )
+    assert [id for id, problem in view(conn, "missed_slots", "schedule_id", "problem") if problem] == ["bad"]
 
 
 def test_an_empty_queue_breaches_nothing(conn):

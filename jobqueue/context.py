@@ -3,9 +3,10 @@
 import inspect
 import threading
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
 
 import psycopg
 
@@ -42,16 +43,17 @@ class Handler:
             limits.seconds(self.timeout_seconds, "timeout_seconds", 0.001, 10 * 366 * 86_400)
 
 
-# SQLSTATEs of a database that is away, full or read-only; any other trouble in a handler's transaction may be of its own making.
+# SQLSTATEs of a database that is away, full or read-only; other trouble may be of the handler's own making.
 _AWAY = ("08", "53", "57P0", "25006", "25P03")
 
 
 class Context:
     """For one execution of a handler. `lost` is set once this worker's authority over the job has ended.
 
-    `connection` is in a transaction from its first use on; it commits with the job's completion or not at all, and the handler
-    can't end it (`connection.transaction()` is a savepoint). Publishing and heartbeats use a connection of their own.
-    All raise LeaseLost once authority is gone, and InfrastructureError.
+    `connection` is in a transaction from its first use on; it commits with the job's completion or not at all, and the
+    handler can't end it (`connection.transaction()` is a savepoint). Publishing and heartbeats use a connection of
+    their own, and ask again after an outage. All raise LeaseLost once authority is gone; `connection` and `effect`
+    raise InfrastructureError, since after an outage the transaction is lost.
     """
 
     def __init__(self, held, slot):
@@ -105,7 +107,7 @@ class Context:
             return bool(self._authority(Outcome.LOST))
 
     def _beside(self, verb: Callable[[Queue], Outcome]) -> Outcome:
-        """Not in the handler's transaction. Sent again after an outage, which is exact, until it is answered or authority ends."""
+        """Outside of the transaction. After an outage it is sent again, which is exact, while authority stands."""
         pause = Pause()
         while True:
             if self._held.abandoned:
@@ -119,7 +121,9 @@ class Context:
 
     def _still_mine(self) -> None:
         if self._held.is_lost:
-            raise LeaseLost(f"job {self._held.lease.id}, epoch {self._held.lease.epoch}: this worker's authority has ended")
+            raise LeaseLost(
+                f"job {self._held.lease.id}, epoch {self._held.lease.epoch}: this worker's authority has ended"
+            )
 
     def _authority(self, outcome: Outcome) -> Outcome:
         if outcome in (Outcome.LOST, Outcome.CANCELLED, Outcome.LEASE_EXPIRED, Outcome.UNKNOWN_JOB):

@@ -1,4 +1,4 @@
-"""A worker's endings: a thread and a connection for what is not a completion, so that a row that is held delays none."""
+"""A worker's endings: a thread and a connection for what is no completion, so that a row that is held delays none."""
 
 from .backoff import Backoff
 from .errors import InfrastructureError, InvalidInput, JobQueueError
@@ -30,7 +30,12 @@ class Endings:
                 if self._shift.closed.wait(pause.seconds()):
                     break
             except JobQueueError as error:
-                log.error("job %s: its %s can't be told, its lease will end by itself: %s", item[0].lease.id, item[1].verb, error)
+                log.error(
+                    "job %s: its %s can't be told, its lease will end by itself: %s",
+                    item[0].lease.id,
+                    item[1].verb,
+                    error,
+                )
                 self._shift.drop(item[0])
         self.session.drop()
 
@@ -54,7 +59,9 @@ class Endings:
         try:
             options = {"delay_seconds": end.delay_seconds, "permanent": end.permanent, "backoff": backoff}
             return queue.fail_and_tell(held.lease, end.error, **options)
-        except InvalidInput as refused:  # Retry(after_seconds=-1), a text the database can't hold: no reason to lose the failure
+        except (
+            InvalidInput
+        ) as refused:  # Retry(after_seconds=-1), a text the database can't hold: no reason to lose the failure
             text = f"{end.error}\n(the report of this failure was refused: {refused})"
             plain = text.encode("ascii", "backslashreplace").decode()
             return queue.fail_and_tell(held.lease, plain, permanent=end.permanent, backoff=backoff)

@@ -39,7 +39,7 @@ def translate(error, connection=None) -> JobQueueError:
     """What a psycopg error from one of the queue's own statements means for the caller (chain it with `from`)."""
     state = getattr(error, "sqlstate", None)
     text = " ".join(str(error).split()) or type(error).__name__
-    if state is None and (connection is None or connection.broken or connection.closed):
+    if state is None and (connection is None or connection.broken or connection.closed or _is_operational(error)):
         return InfrastructureError(f"the database connection is lost: {text}")
     if state and state.startswith(_TRANSIENT):
         return InfrastructureError(f"the database can't do this now ({state}): {text}")
@@ -48,3 +48,8 @@ def translate(error, connection=None) -> JobQueueError:
     if state and state.startswith(("22", "23514")):
         return InvalidInput(f"the database refuses this value ({state}): {text}")
     return JobQueueError(f"the database refuses this statement ({state}): {text}")
+
+
+def _is_operational(error) -> bool:
+    """By name, since this module knows no driver: e.g. a pipeline that a shutdown of the server left "busy"."""
+    return any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)

@@ -30,7 +30,7 @@ RETRY_SECONDS = (0.1, 2.0)  # between attempts to reconnect, doubled from the fi
 class Session:
     """One autocommit connection, opened at first use and again after `drop`; belongs to one thread at a time.
 
-    prepare_threshold=None is for transaction poolers such as pgbouncer: nothing is prepared and no session state is set.
+    prepare_threshold=None is for transaction poolers such as pgbouncer: nothing is prepared, no session state is set.
     idle_seconds: how long a transaction may idle (None: for ever). lock_seconds: how long a statement waits for a lock.
     """
 
@@ -52,10 +52,15 @@ class Session:
     def queue(self) -> Queue:
         """Raises InfrastructureError while the database can't be reached."""
         if self._queue is not None and self._pid != os.getpid():
-            raise JobQueueError("this connection was opened before a fork: open one in each process (use spawn, not fork)")
+            raise JobQueueError(
+                "this connection was opened before a fork: open one in each process (use spawn, not fork)"
+            )
         if self._queue is None or self._queue.conn.closed:
             settings = {"idle_seconds": self.idle_seconds, "lock_seconds": self.lock_seconds}
-            self._queue, self._pid = Queue(connect(self.dsn, self.name, self.prepare_threshold, **settings)), os.getpid()
+            self._queue, self._pid = (
+                Queue(connect(self.dsn, self.name, self.prepare_threshold, **settings)),
+                os.getpid(),
+            )
         return self._queue
 
     @property
@@ -124,8 +129,14 @@ def redacted(text: str, password: str | None) -> str:
 
 
 def _options(idle_seconds: float | None, lock_seconds: float | None) -> str:
-    given = {"timezone": "UTC", "default_transaction_isolation": r"read\ committed"}  # whatever the database's own default is
-    given |= {"idle_in_transaction_session_timeout": _milliseconds(idle_seconds), "lock_timeout": _milliseconds(lock_seconds)}
+    given = {
+        "timezone": "UTC",
+        "default_transaction_isolation": r"read\ committed",
+    }  # whatever the database's own default is
+    given |= {
+        "idle_in_transaction_session_timeout": _milliseconds(idle_seconds),
+        "lock_timeout": _milliseconds(lock_seconds),
+    }
     # The server, too, must notice a peer that is gone: its open transaction would keep a row locked.
     given |= {"tcp_user_timeout": DEAD_PEER_SECONDS * 1000, "tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5}
     return " ".join(f"-c {name}={value}" for name, value in given.items())
@@ -154,10 +165,12 @@ class Incidents:
         with self._lock:
             counts, self._counts = self._counts, Counter()
         self._written = time.monotonic()
-        names, types = zip(*counts)
+        names, types = zip(*counts, strict=True)
         try:
             with translated(conn):
-                conn.execute(SQL.incidents, {"names": list(names), "types": list(types), "counts": list(counts.values())})
+                conn.execute(
+                    SQL.incidents, {"names": list(names), "types": list(types), "counts": list(counts.values())}
+                )
         except JobQueueError:
             with self._lock:
                 self._counts += counts
@@ -170,6 +183,11 @@ class Pause:
     def __init__(self):
         self._next = RETRY_SECONDS[0]
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the next failure is the first in a row."""
+        return self._next == RETRY_SECONDS[0]
+
     def seconds(self) -> float:
         self._next, now = min(RETRY_SECONDS[1], self._next * 2), self._next
         return now * random.uniform(0.5, 1)
@@ -179,7 +197,7 @@ class Pause:
 
 
 class Bell:
-    """Wakes the one thread that waits for it, from any thread; also from a signal handler, where an Event may deadlock."""
+    """Wakes the one thread that waits for it, from any thread and from signal handlers, where an Event may deadlock."""
 
     def __init__(self) -> None:
         self._rings: queues.SimpleQueue = queues.SimpleQueue()  # its put is reentrant
@@ -191,14 +209,14 @@ class Bell:
             self._rings.put(None)
 
     def wait(self, seconds: float) -> None:
-        """Until it has rung since the last wait, or for so long; the caller looks for what there is to do afterwards."""
+        """Until it has rung since the last wait, or for so long; what there is to do is looked for afterwards."""
         with suppress(queues.Empty):
             self._rings.get(timeout=max(0.0, seconds))
         self._rung = False
 
 
 class Loop:
-    """`run` is a loop around `run_once`, which does one bounded step and returns how much it did; `stop` from any thread."""
+    """`run` is a loop around `run_once`, which does one bounded step and returns how much; `stop` from any thread."""
 
     role = "loop"
 
@@ -216,7 +234,7 @@ class Loop:
         """Called once after this loop's own connection was lost, before it asks again."""
 
     def run(self) -> None:
-        """Until `stop`; outages are waited for. Raises JobQueueError where asking again can't help: no schema, no right."""
+        """Until `stop`, through outages. Raises JobQueueError where asking again can't help: no schema, no right."""
         pause = Pause()
         try:
             while not self._stopping.is_set():
@@ -256,7 +274,14 @@ def alert(queue: Queue, job_id: int, on_dead) -> None:
     if job is None:
         return
     last = (job.last_error or "").strip().splitlines()
-    log.error("job %s of type %s is %s after %s attempts: %s", job.id, job.type, job.status, job.attempts, last[-1] if last else "")
+    log.error(
+        "job %s of type %s is %s after %s attempts: %s",
+        job.id,
+        job.type,
+        job.status,
+        job.attempts,
+        last[-1] if last else "",
+    )
     if on_dead is not None:
         try:
             on_dead(job)

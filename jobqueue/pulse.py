@@ -1,5 +1,6 @@
 """A worker's pulse: a thread and a connection for heartbeats (one statement for all leases) and for NOTIFY."""
 
+import logging
 import time
 
 from . import limits
@@ -10,21 +11,24 @@ from .queue import Queue, translated
 from .shift import Held, Shift
 from .sql import SQL
 
-RENEW_AT = 1 / 3  # of the lease
+# A lease survives an outage of half its time: 0.2 + 0.1 of it may have passed before, and 0.1 until a reconnection.
+RENEW_AT = 0.2  # of the lease
+LOOK_AT = 0.1  # of the shortest lease, between two looks at what is due and between two attempts to connect
 MOST_SECONDS = 0.5  # between two looks
 
 
 class Pulse:
-    """Renews each lease from a third of its time on; `period` is so short that none falls below a third."""
+    """Renews each lease from a fifth of its time on, through any outage."""
 
     def __init__(self, shift: Shift, session: Session, shortest_lease_seconds: float, *, listens: bool):
         self.session = session
         self._shift, self._listens = shift, listens
-        self._period = min(shortest_lease_seconds / 4, MOST_SECONDS)
+        self._soon = shortest_lease_seconds * LOOK_AT
+        self._period = min(self._soon, MOST_SECONDS)
         self._listening = None
 
     def run(self) -> None:
-        """Until the shift is closed, through any outage."""
+        """Until the shift is closed."""
         pause = Pause()
         while not self._shift.closed.is_set():
             try:
@@ -35,17 +39,20 @@ class Pulse:
             except InfrastructureError as error:
                 self._shift.subscribed = False
                 self.session.drop()
-                if not self._shift.closed.is_set():
-                    log.warning("%s: heartbeat: %s", self.session.name, error)
-                    self._shift.closed.wait(pause.seconds())
+                # One warning an outage: short leases make many attempts, and the rounds report theirs.
+                is_news = pause.is_fresh and not self._shift.closed.is_set()
+                log.log(logging.WARNING if is_news else logging.DEBUG, "%s: heartbeat: %s", self.session.name, error)
+                self._shift.closed.wait(min(pause.seconds(), self._soon))
         self.session.drop()
 
     def _beat(self, queue: Queue) -> None:
         now = time.monotonic()
-        due = [held for held in self._shift.all() if now - held.sent >= held.handler.lease_seconds * RENEW_AT and not held.gone]
+        held_now = [held for held in self._shift.all() if not held.gone]
+        due = [held for held in held_now if now - held.sent >= held.handler.lease_seconds * RENEW_AT]
         for batch in (due[first : first + limits.BATCH] for first in range(0, len(due), limits.BATCH)):
             sent, seconds = time.monotonic(), [held.handler.lease_seconds for held in batch]
-            for held, outcome in zip(batch, queue.heartbeat_many([held.lease for held in batch], lease_seconds=seconds)):
+            outcomes = queue.heartbeat_many([held.lease for held in batch], lease_seconds=seconds)
+            for held, outcome in zip(batch, outcomes, strict=True):
                 self._answered(held, outcome, sent)
 
     def _answered(self, held: Held, outcome: Outcome, sent: float) -> None:

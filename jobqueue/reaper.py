@@ -1,28 +1,41 @@
 """Takes ended leases away from workers that no longer renew them; any number of reapers may run."""
 
 import time
+from collections.abc import Callable
 
 from . import limits
 from .backoff import Backoff
+from .errors import InvalidInput
 from .loop import Loop, alert
+from .model import Job
+
+_DEFAULT = Backoff()
 
 
 class Reaper(Loop):
     """Reaps up to `limit` leases a step; after losing its own connection it first gives workers time to renew.
 
-    backoff: one for all types, or {type: Backoff} (others get the default). on_dead(job) is called for each dead letter.
+    backoff: one for all types, or {type: Backoff} (others get the default). on_dead(job): for each dead letter.
     """
 
     role = "reaper"
 
     def __init__(
-        self, dsn, *, poll_seconds=1, limit=100, backoff=Backoff(), outage_grace_seconds=30, on_dead=None, prepare_threshold=5
+        self,
+        dsn: str,
+        *,
+        poll_seconds: float = 1,
+        limit: int = 100,
+        backoff: Backoff | dict[str, Backoff] = _DEFAULT,
+        outage_grace_seconds: float = 30,
+        on_dead: Callable[[Job], object] | None = None,
+        prepare_threshold: int | None = 5,
     ):
         super().__init__(dsn, poll_seconds=poll_seconds, prepare_threshold=prepare_threshold)
         self.limit = limits.batch(limit)
         self.outage_grace_seconds = limits.seconds(outage_grace_seconds, "outage_grace_seconds", 0, 86_400)
         self.on_dead = on_dead
-        self._backoff_of = (lambda type: backoff.get(type, Backoff())) if isinstance(backoff, dict) else (lambda type: backoff)
+        self._backoff = _checked(backoff)
         self._grace_until = 0.0
 
     def run_once(self) -> int:
@@ -37,5 +50,15 @@ class Reaper(Loop):
         return len(reaped)
 
     def after_outage(self) -> None:
-        """While the database was away no heartbeat could arrive: a lease that ended meanwhile says nothing of its worker."""
+        """While the database was away no heartbeat could arrive: an end in that time says nothing of the worker."""
         self._grace_until = time.monotonic() + self.outage_grace_seconds
+
+    def _backoff_of(self, type: str) -> Backoff:
+        return self._backoff.get(type, _DEFAULT) if isinstance(self._backoff, dict) else self._backoff
+
+
+def _checked(backoff) -> Backoff | dict[str, Backoff]:
+    each = list(backoff.values()) if isinstance(backoff, dict) else [backoff]
+    if not all(isinstance(one, Backoff) for one in each):
+        raise InvalidInput(f"backoff must be a Backoff, or a dict of type to Backoff, not {backoff!r}")
+    return backoff

@@ -22,7 +22,7 @@ RECOVERIES = 3  # a second apart: at the first look the commit of a lost claim m
 
 
 class Rounds:
-    """For the thread that called `run`; `step` does one bounded step and returns how long there is nothing else to do."""
+    """For the thread that called `run`: `step` does one bounded step and returns how long nothing else is due."""
 
     def __init__(self, worker, shift: Shift, session: Session):
         self.session = session
@@ -54,6 +54,7 @@ class Rounds:
         now = time.monotonic()
         if now < self._retry_at:
             return self._retry_at - now
+        self._hear_nudges()
         try:
             self._recover(now)
             self._do(now, *(self._room(now) if claiming else (0, 0)))
@@ -61,8 +62,10 @@ class Rounds:
             if self.session.is_open:
                 self._shift.incidents.flush(self.session.conn)
             self._pause.reset()
-        except InfrastructureError as error:
+        except BaseException as error:
             self._cut_off()
+            if not isinstance(error, InfrastructureError):
+                raise
             self._retry_at = now + self._pause.seconds()
             log.warning("worker %s: %s; trying again in %.1f s", self._worker.owner, error, self._retry_at - now)
         return self._wait(claiming)
@@ -83,22 +86,22 @@ class Rounds:
     # ------------------------------------------------------------ one exchange
 
     def _do(self, now: float, slots: int, ahead: int) -> None:
-        self._hear_nudges()
         finished = self._finished_now(now)
         if finished or (slots + ahead and not (self._idle and self._still_idle())):
             self._exchange(finished, slots, ahead)
 
     def _exchange(self, finished: list[Held], slots: int, ahead: int) -> int:
+        sent = 0.0
         try:
             queue, sent = self.session.queue, time.monotonic()
             asked = {"leases": self._leases, "slots": slots, "ahead": ahead}
             outcomes, claim = queue.exchange([held.lease for held in finished], self._worker.owner, **asked)
             self._shift.take([Held(lease, self._worker.handlers[lease.type], sent) for lease in claim])
-            for held, outcome in zip(finished, outcomes):
+            for held, outcome in zip(finished, outcomes, strict=True):
                 self._answered(held, outcome)
         except BaseException:  # a KeyboardInterrupt, too, may come after the commit: nothing is known of it now
             self._shift.finished.extendleft(reversed(finished))
-            self._cut_off(claiming=bool(slots + ahead))
+            self._cut_off(claiming=bool(sent and slots + ahead))
             raise
         if slots + ahead:
             self._claimed(queue, len(claim))
@@ -145,7 +148,9 @@ class Rounds:
         now = time.monotonic()
         if now < self._retry_at:
             return self._retry_at - now
-        due = [now + IDLE_SECONDS] + [when for when, _ in list(self._locked_rows)[:1]]
+        due = [now + IDLE_SECONDS]
+        if self._locked_rows:
+            due.append(self._locked_rows[0][0])
         if self._recoveries:
             due.append(self._recover_at)
         if claiming and any(self._room(max(now, self._claim_at))):
@@ -175,7 +180,8 @@ class Rounds:
             wait = self._idle_seconds(queue, claim)
         else:
             self._locked_in_a_row += 1
-            wait = min(self._worker.poll_seconds, 0.005 * 2 ** min(self._locked_in_a_row, 10)) * self._worker.rng.uniform(0.5, 1)
+            wait = min(self._worker.poll_seconds, 0.005 * 2 ** min(self._locked_in_a_row, 10))
+            wait *= self._worker.rng.uniform(0.5, 1)
         self._claim_at = time.monotonic() + wait
 
     def _idle_seconds(self, queue: Queue, claim: Claim) -> float:
@@ -213,7 +219,8 @@ class Rounds:
         if not self._recoveries or now < self._recover_at:
             return
         queue, held = self.session.queue, [held.lease for held in self._shift.all()]
-        asked = {"owner": self._worker.owner, "ids": [lease.id for lease in held], "epochs": [lease.epoch for lease in held]}
+        asked = {"owner": self._worker.owner, "ids": [lease.id for lease in held]}
+        asked["epochs"] = [lease.epoch for lease in held]
         with translated(queue.conn):
             count = queue.conn.execute(SQL.release_unheld, asked).rowcount
         self._recoveries, self._recover_at = self._recoveries - 1, now + 1

@@ -2,7 +2,6 @@
 
 import queue as queues
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -33,11 +32,26 @@ COMPLETE = End("complete")
 class Held:
     """One lease in this process, from its claim until the database has confirmed its end."""
 
-    __slots__ = ("lease", "handler", "sent", "started", "slot", "is_lost", "gone", "cancelled", "outage", "abandoned", "ended", "_event")
+    __slots__ = (
+        "lease",
+        "handler",
+        "sent",
+        "started",
+        "slot",
+        "is_lost",
+        "gone",
+        "cancelled",
+        "outage",
+        "abandoned",
+        "ended",
+        "_event",
+    )
 
     def __init__(self, lease: Lease, handler, sent: float):
         self.lease, self.handler = lease, handler
-        self.sent = sent  # monotonic, when the last granted claim or renewal was SENT: the lease can't end earlier than counted
+        self.sent = (
+            sent  # monotonic, when the last granted claim or renewal was SENT: the lease can't end earlier than counted
+        )
         self.started: float | None = None
         self.slot: Any = None
         self.is_lost = False  # the handler should stop
@@ -150,7 +164,3 @@ class Shift:
 
     def measured(self, seconds: float) -> None:
         self.service_seconds += (seconds - self.service_seconds) / 10
-
-    def idle_slots_seconds(self) -> float:
-        """How long no slot has begun a job."""
-        return time.monotonic() - self.last_start

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import os
 import random
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -30,6 +31,7 @@ class Slot:
     def __init__(self, connect: Callable[..., Session], artifacts=None, rng: random.Random | None = None):
         self.aside = connect()  # for what must not be part of the handler's transaction
         self.artifacts = artifacts
+        self.threads: list[threading.Thread] = []  # the one that works here
         self.abandoned = False  # its handler did not return in time: whatever it does later is ignored
         self._connect, self._rng = connect, rng or random.Random()
         self._session: Session | None = None
@@ -68,7 +70,9 @@ class Slot:
         if self._conn is None:
             self._conn, self._block = self._begin(idle_seconds)
         if self._conn.closed:
-            raise InfrastructureError("the connection with this job's transaction is lost, and all that it did there with it")
+            raise InfrastructureError(
+                "the connection with this job's transaction is lost, and all that it did there with it"
+            )
         return self._conn
 
     def cancel(self) -> None:
@@ -86,7 +90,7 @@ class Slot:
     # ------------------------------------------------------------ the handler's transaction
 
     def _begin(self, idle_seconds: float | None):
-        """A block of psycopg's, so that a commit or rollback by the handler is refused and `transaction()` is a savepoint."""
+        """A block of psycopg's: the handler's own commit or rollback is refused, its `transaction()` is a savepoint."""
         if self._session is not None and self._session.idle_seconds != idle_seconds:
             self._session.drop()
             self._session = None
@@ -132,9 +136,10 @@ class Slot:
         if isinstance(error, LeaseLost) and held.is_lost:
             return End("release", _said(error), counted=False)
         if held.outage or self._is_cut():
-            # Where its COMMIT was under way it may have landed. A release is exact either way: it waits for the row, and finds
-            # the job done or gives it back; to complete again would mark a job done whose effects were rolled back.
-            return End("release", f"the queue's own connection failed: {_said(error)}", self._backoff(held), counted=False)
+            # Where its COMMIT was under way it may have landed. A release is exact either way: it waits for the row,
+            # and finds the job done or gives it back; a completion might mark a job done whose effects are gone.
+            reason = f"the queue's own connection failed: {_said(error)}"
+            return End("release", reason, self._backoff(held), counted=False)
         if self._is_trouble(error) and held.lease.releases < MOST_RELEASES:
             return End("release", _said(error), delay_seconds=self._backoff(held))
         return End("fail", _told(error))
@@ -143,11 +148,13 @@ class Slot:
         return self._conn is not None and self._conn.closed
 
     def _is_trouble(self, error: BaseException) -> bool:
-        """What the handler says is infrastructure, or a deadlock and its like in its transaction; not its own databases."""
+        """What the handler calls infrastructure, or a deadlock and its like in its transaction; no other database's."""
         if isinstance(error, InfrastructureError):
             return True
         ours = self._conn is not None and self._conn.info.transaction_status == TransactionStatus.INERROR
-        return ours and isinstance(error, psycopg.Error) and isinstance(translate(error, self._conn), InfrastructureError)
+        return (
+            ours and isinstance(error, psycopg.Error) and isinstance(translate(error, self._conn), InfrastructureError)
+        )
 
     def _backoff(self, held: Held) -> float:
         return (held.handler.backoff or Backoff()).delay(held.lease.releases + 1, self._rng)
@@ -170,7 +177,7 @@ class Slot:
 
 
 def _told(error: BaseException) -> str:
-    """The traceback from the handler's own first frame on, as text that can be stored, whatever the exception is made of."""
+    """The traceback from the handler's first frame on, as text that can be stored, whatever the exception is."""
     with suppress(BaseException):
         frame = error.__traceback__
         while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):

@@ -29,18 +29,23 @@ from .slot import Slot
 from .watch import Watch
 
 STUCK = 75  # the exit code that asks the supervisor for a new process (EX_TEMPFAIL)
-CLOSING_SECONDS = 5  # after the grace: how long the last completions and releases may take where the database doesn't answer
-LOCK_SECONDS = 0.2  # the worker's own statements wait no longer for somebody's lock: others have their turn, and `stop` is heard
+CLOSING_SECONDS = (
+    5  # after the grace: how long the last completions and releases may take where the database doesn't answer
+)
+LOCK_SECONDS = (
+    0.2  # the worker's own statements wait no longer for somebody's lock: others have their turn, and `stop` is heard
+)
 
 
 class Worker:
-    """Runs `handlers` ({type: callable or Handler}) for the jobs in `dsn`'s database; claims only types that it handles.
+    """Runs `handlers` ({type: callable or Handler}) for the jobs in `dsn`'s database; claims no other types.
 
-    owner: the name in locked_by, unique to each start by default. prefetch: at most so many jobs are claimed ahead of a free
-    slot (adapted to how long handlers take). grace_seconds: how long running handlers may go on after `stop`; what has not
-    finished then is released, its attempt given back. artifacts: the folder for candidates. on_dead(job): for dead letters.
-    prepare_threshold=None: behind a transaction pooler (nothing prepared, no LISTEN). fresh_owner: owner is unique to this
-    start, so that rows under it which this worker does not hold (a claim's reply was lost) are its own to release.
+    owner: the name in locked_by, unique to each start by default. prefetch: at most so many jobs are claimed ahead of a
+    free slot (adapted to how long handlers take). grace_seconds: how long running handlers may go on after `stop`; what
+    has not finished then is released, its attempt given back. artifacts: the folder for candidates. on_dead(job): for
+    dead letters. prepare_threshold=None: behind a transaction pooler (nothing prepared, no LISTEN). fresh_owner: owner
+    is unique to this start, so that rows under it which this worker does not hold (a claim's reply was lost) are its
+    own to release.
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class Worker:
             return claimed
 
     def stop(self) -> None:
-        """From any thread or signal handler, for good: claim no more, let handlers finish for grace_seconds, release the rest."""
+        """From any thread or signal handler, for good: no new claim, the grace for handlers, a release of the rest."""
         self._stopping.set()
         self._bell.ring()
 
@@ -106,12 +111,20 @@ class Worker:
     @contextmanager
     def _run(self):
         if os.getpid() != self._pid:
-            raise JobQueueError("this worker was made before a fork: make one in each process (its owner must be unique)")
+            raise JobQueueError(
+                "this worker was made before a fork: make one in each process, its owner must be unique"
+            )
         if not self._running.acquire(blocking=False):
             raise JobQueueError("this worker is running already, in another thread")
         try:
-            with _Run(self) as run:
+            run = _Run(self)
+            try:  # an interrupt may come between any two lines
+                run.begin()
                 yield run
+            except BaseException:
+                run.end(failing=True)
+                raise
+            run.end()
         finally:
             self._running.release()
 
@@ -124,40 +137,42 @@ class _Run:
         self.shift = Shift(worker._bell, Incidents())
         self.rounds = Rounds(worker, self.shift, self._session(lock_seconds=LOCK_SECONDS))
         self._shortest = min(handler.lease_seconds for handler in worker.handlers.values())
-        self._pulse = Pulse(self.shift, self._session(lock_seconds=LOCK_SECONDS), self._shortest, listens=worker.prepare_threshold is not None)
+        listens = worker.prepare_threshold is not None
+        self._pulse = Pulse(self.shift, self._session(lock_seconds=LOCK_SECONDS), self._shortest, listens=listens)
         self._endings = Endings(self.shift, self._session(lock_seconds=LOCK_SECONDS), worker.on_dead)
         self._watch = Watch(self.shift, self._shortest, given_up=self._replace_slot, also=self._hurry)
         self._services: list[threading.Thread] = []
-        self._slots: list[tuple[Slot, threading.Thread]] = []
+        self._slots: list[Slot] = []
         self._end_by = float("inf")
 
-    def __enter__(self) -> "_Run":
+    def begin(self) -> None:
         for _ in range(self._worker.concurrency):
             self._add_slot()
         services = {"endings": self._endings.run, "pulse": self._pulse.run, "watch": self._watch.run}
-        self._services = [self._spawn(name, run) for name, run in services.items()]
-        return self
+        for name, run in services.items():
+            self._spawn(self._services, name, run)
 
-    def __exit__(self, kind, error, trace) -> None:
+    def end(self, *, failing: bool = False) -> None:
+        """Raises what ended one of the threads, or what the drain met; not if the run is failing already."""
         try:
             self._drain()
         except JobQueueError:
-            if error is None:
+            if not failing:
                 raise
         finally:
             self._close()
-        if error is None and self.shift.failure is not None:
+        if not failing and self.shift.failure is not None:
             raise self.shift.failure
 
     def _session(self, **options) -> Session:
         worker = self._worker
         return Session(worker.dsn, worker.owner, prepare_threshold=worker.prepare_threshold, **options)
 
-    def _spawn(self, name: str, run, *arguments) -> threading.Thread:
+    def _spawn(self, threads: list[threading.Thread], name: str, run, *arguments) -> None:
         # Daemons: a handler that never returns must not keep the process alive.
         thread = threading.Thread(target=self._guarded, args=(run, *arguments), name=f"jobqueue-{name}", daemon=True)
+        threads.append(thread)
         thread.start()
-        return thread
 
     def _guarded(self, run, *arguments) -> None:
         """Nobody would see a thread die: its error ends the run, and leaves from there."""
@@ -172,13 +187,14 @@ class _Run:
 
     def _add_slot(self) -> None:
         slot = Slot(self._session, self._worker.artifacts, self._worker.rng)
-        self._slots.append((slot, self._spawn("slot", slot.work, self.shift)))
+        self._slots.append(slot)
+        self._spawn(slot.threads, "slot", slot.work, self.shift)
 
     def _replace_slot(self) -> None:
         if self.shift.abandoned < self._worker.concurrency:
             self._add_slot()
             return
-        log.error("worker %s: all slots are stuck in handlers that overran; ending with code %s", self._worker.owner, STUCK)
+        log.error("worker %s: all slots are stuck in handlers that overran; ending with %s", self._worker.owner, STUCK)
         self._worker.stuck = True
         self._worker.stop()
 
@@ -188,13 +204,13 @@ class _Run:
         """Lets handlers finish, then releases what is left; what finished is completed until the database says so."""
         self.shift.give_back("the worker is stopping")
         self.rounds.settle(time.monotonic() + self._worker.grace_seconds, lambda: not self.shift.unfinished())
+        given_back = End("release", "the worker has stopped; the handler had not finished", counted=False)
         for held in self.shift.unfinished():
             held.lose()
-            self.shift.end(held, End("release", "the worker has stopped; the handler had not finished", counted=False), abandon=True)
+            self.shift.end(held, given_back, abandon=True)
         self.rounds.settle(time.monotonic() + CLOSING_SECONDS, lambda: self.rounds.is_settled)
-        left = len(self.shift.all())
-        if left:
-            log.warning("worker %s: the database didn't answer; %s leases are left to their end", self._worker.owner, left)
+        if left := len(self.shift.all()):
+            log.warning("worker %s: no answer; %s leases are left to end by themselves", self._worker.owner, left)
 
     def _hurry(self) -> None:
         """A database that doesn't answer must not keep a worker that was stopped: who waits for it gets an error."""
@@ -210,16 +226,17 @@ class _Run:
         self.shift.endings.put(None)
         self.rounds.sign_off()
         _join(self._services)
-        slots = [thread for slot, thread in self._slots if not slot.abandoned]
+        slots = [slot for slot in self._slots if not slot.abandoned]
         for _ in slots:
             self.shift.waiting.put(None)
-        _join(slots)
+        _join([thread for slot in slots for thread in slot.threads])
 
 
 def _join(threads: list[threading.Thread]) -> None:
     until = time.monotonic() + CONNECT_SECONDS  # the longest that one of them may still wait for the database
     for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+        if thread.ident is not None:  # an interrupt may have come before it was started
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 def _unique_owner() -> str:
@@ -230,4 +247,7 @@ def _unique_owner() -> str:
 def _checked_handlers(handlers: dict) -> dict[str, Handler]:
     if not isinstance(handlers, dict) or not handlers:
         raise InvalidInput("handlers must map at least one type to a callable or a Handler")
-    return {limits.job_type(type): given if isinstance(given, Handler) else Handler(given) for type, given in handlers.items()}
+    return {
+        limits.job_type(type): given if isinstance(given, Handler) else Handler(given)
+        for type, given in handlers.items()
+    }

@@ -1,4 +1,5 @@
 """Handlers for workers that the tests start as processes: how long, how they end, what they leave is in the payload."""
+
 import os
 import re
 import signal

@@ -3,6 +3,7 @@
 The protocol's messages are a type byte and a length; what is watched for is a marker in a request (`COMMIT`, a statement's
 text), and the reply to it that ends with ReadyForQuery (`Z`).
 """
+
 from __future__ import annotations
 
 import socket

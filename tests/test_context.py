@@ -1,4 +1,5 @@
 """What a handler is given: its own transaction, effects that count once, authority that ends, heartbeats beside it all."""
+
 import threading
 import time
 
@@ -115,7 +116,9 @@ ONCE = {
 
 
 @pytest.mark.parametrize("failure, history, attempts", ONCE.values(), ids=ONCE)
-def test_an_effect_is_applied_once_however_the_first_attempt_ends(dsn, queue, conn, account, failure, history, attempts):
+def test_an_effect_is_applied_once_however_the_first_attempt_ends(
+    dsn, queue, conn, account, failure, history, attempts
+):
     job = run(dsn, queue, conn, first_time_only(failure))
     assert (job.status, ends(job), job.attempts, job.releases) == ("done", history, attempts, 0)
     assert account() == [(job.id, 2, "paid")]
@@ -162,7 +165,11 @@ def test_a_constraint_that_is_checked_at_commit_fails_the_attempt_and_nothing_co
     job_id = queue.enqueue("job", max_attempts=1).id
     with working(dsn, {"job": handler}):
         job = job_when(queue, job_id, "dead")
-    assert (job.attempts, "23505" in job.last_error, conn.execute("select count(*) from unique_later").fetchone()[0]) == (1, True, 0)
+    assert (
+        job.attempts,
+        "23505" in job.last_error,
+        conn.execute("select count(*) from unique_later").fetchone()[0],
+    ) == (1, True, 0)
 
 
 def test_a_deadlock_in_the_jobs_transaction_is_no_attempt(dsn, queue, conn, account):
@@ -226,8 +233,16 @@ def test_a_cancellation_beside_an_open_transaction_undoes_its_effects(dsn, queue
         wait_until(lambda: seen)
         assert queue.cancel(job_id).after == "cancelled"
         go.set()
-        wait_until(lambda: conn.execute("select count(*) from pg_stat_activity where state like 'idle in tr%'").fetchone()[0] == 0)
-    assert (queue.get(job_id).status, account(), conn.execute("select count(*) from jobqueue.effect").fetchone()[0]) == ("cancelled", [], 0)
+        wait_until(
+            lambda: (
+                conn.execute("select count(*) from pg_stat_activity where state like 'idle in tr%'").fetchone()[0] == 0
+            )
+        )
+    assert (
+        queue.get(job_id).status,
+        account(),
+        conn.execute("select count(*) from jobqueue.effect").fetchone()[0],
+    ) == ("cancelled", [], 0)
 
 
 def test_two_executions_at_once_apply_an_effect_once(dsn, queue, conn, account):
@@ -247,7 +262,12 @@ def test_two_executions_at_once_apply_an_effect_once(dsn, queue, conn, account):
         assert [one.id for one in queue.reap(backoff=SOON)] == [job_id]
         job_when(queue, job_id, "done")
         slow.set()
-        wait_until(lambda: conn.execute("select pg_sleep(0.05), count(*) from jobqueue.job where status = 'running'").fetchone()[1] == 0)
+        wait_until(
+            lambda: (
+                conn.execute("select pg_sleep(0.05), count(*) from jobqueue.job where status = 'running'").fetchone()[1]
+                == 0
+            )
+        )
     assert (account(), queue.get(job_id).finished_epoch) == ([(job_id, 2, "paid")], 2)
 
 
@@ -258,7 +278,12 @@ def test_once_authority_is_gone_everything_says_so(dsn, queue, conn, account, tm
         if lease.epoch > 1:
             return
         context.lost.wait(10)
-        for act in (context.heartbeat, lambda: context.effect("late"), lambda: context.publish(b"late", "late.txt"), lambda: context.connection):
+        for act in (
+            context.heartbeat,
+            lambda: context.effect("late"),
+            lambda: context.publish(b"late", "late.txt"),
+            lambda: context.connection,
+        ):
             try:
                 seen.append(act())
             except LeaseLost:
@@ -300,7 +325,15 @@ def test_a_handler_that_overran_inside_a_statement_is_ended_on_the_server_too(ds
     job_id = queue.enqueue("job").id
     with working(dsn, {"job": Handler(handler, timeout_seconds=0.5, backoff=SOON)}):
         job_when(queue, job_id, "done", 10)
-        wait_until(lambda: conn.execute("select count(*) from pg_stat_activity where query like '%pg_sleep(30)%' and pid <> pg_backend_pid()").fetchone()[0] == 0, 5)
+        wait_until(
+            lambda: (
+                conn.execute(
+                    "select count(*) from pg_stat_activity where query like '%pg_sleep(30)%' and pid <> pg_backend_pid()"
+                ).fetchone()[0]
+                == 0
+            ),
+            5,
+        )
 
 
 def test_a_stop_releases_a_handler_that_holds_its_row_in_its_transaction(dsn, queue, conn, account):
@@ -315,14 +348,23 @@ def test_a_stop_releases_a_handler_that_holds_its_row_in_its_transaction(dsn, qu
     worker = Worker(dsn, {"job": handler}, grace_seconds=0)
     with running(worker) as run:
         job_when(queue, job_id, "running")
-        wait_until(lambda: conn.execute("select count(*) from pg_stat_activity where state = 'idle in transaction'").fetchone()[0])
+        wait_until(
+            lambda: conn.execute(
+                "select count(*) from pg_stat_activity where state = 'idle in transaction'"
+            ).fetchone()[0]
+        )
         before = time.monotonic()
         worker.stop()
         run.result(10)
         took = time.monotonic() - before
     free.set()
     job = queue.get(job_id)
-    assert (job.status, job.attempts, ends(job), conn.execute("select count(*) from jobqueue.effect").fetchone()[0]) == ("ready", 0, ["released"], 0)
+    assert (
+        job.status,
+        job.attempts,
+        ends(job),
+        conn.execute("select count(*) from jobqueue.effect").fetchone()[0],
+    ) == ("ready", 0, ["released"], 0)
     assert took < 4
 
 
@@ -341,7 +383,10 @@ def test_publishing_without_a_folder_is_an_error_that_says_so(dsn, queue):
     job_id = queue.enqueue("job", max_attempts=1).id
     with working(dsn, {"job": lambda lease, context: context.publish(b"", "x")}):
         job = job_when(queue, job_id, "dead")
-    assert job.last_error.splitlines()[-1] == "jobqueue.errors.JobQueueError: this worker has no folder for candidates: give it artifacts=DIR"
+    assert (
+        job.last_error.splitlines()[-1]
+        == "jobqueue.errors.JobQueueError: this worker has no folder for candidates: give it artifacts=DIR"
+    )
 
 
 def test_a_bad_key_of_an_effect_is_refused_before_any_sql(dsn, queue):

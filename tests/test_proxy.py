@@ -1,8 +1,10 @@
 """Replies that never arrive: each verb's answer cut off before and after it was carried out, poolers, interrupted claims."""
+
 import _thread
 import os
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -32,7 +34,10 @@ def executed(conn):
     """Each execution of a handler, noted outside of all that is cut."""
     conn.execute("create table execution (job_id bigint, epoch bigint)")
     conn.execute("create table applied (job_id bigint)")
-    return lambda job_id: [epoch for (epoch,) in conn.execute("select epoch from execution where job_id = %s order by 1", (job_id,)).fetchall()]
+    return lambda job_id: [
+        epoch
+        for (epoch,) in conn.execute("select epoch from execution where job_id = %s order by 1", (job_id,)).fetchall()
+    ]
 
 
 def noting(dsn, act=None):
@@ -62,8 +67,11 @@ def sessions(conn):
 
 @pytest.mark.parametrize("point", ["request", "reply"])
 def test_a_completion_whose_reply_is_cut_is_one_execution(dsn, queue, conn, executed, point):
-    def check(job):
-        assert (job.status, job.attempts, job.epoch, ends(job), executed(job.id)) == ("done", 1, 1, [], [1])
+    def check(
+        job,
+    ):  # the completion of the job before, sent again, claims too: what that claimed is given back and run once
+        assert (job.status, job.attempts, job.lease_losses, executed(job.id)) == ("done", 1, 0, [job.epoch])
+        assert set(ends(job)) <= {"released"}
 
     through(dsn, queue, conn, noting(dsn), "finished_epoch = epoch", point, check)
 
@@ -74,7 +82,14 @@ def test_a_claim_whose_reply_is_cut_is_released_by_the_worker_itself(dsn, queue,
 
     def check(job):
         history, epoch = (["released"], 2) if lost else ([], 1)
-        assert (job.status, job.attempts, job.lease_losses, job.epoch, ends(job), executed(job.id)) == ("done", 1, 0, epoch, history, [epoch])
+        assert (job.status, job.attempts, job.lease_losses, job.epoch, ends(job), executed(job.id)) == (
+            "done",
+            1,
+            0,
+            epoch,
+            history,
+            [epoch],
+        )
 
     with Proxy(dsn) as proxy, working(proxy.dsn, {"job": noting(dsn)}, **NO_LISTEN):
         wait_until(lambda: sessions(conn) > 1)
@@ -112,7 +127,9 @@ def test_a_commit_of_effects_whose_reply_is_cut_applies_them_once(dsn, queue, co
 
 
 @pytest.mark.parametrize("point", ["request", "reply"])
-def test_a_publication_whose_reply_is_cut_is_one_execution_and_one_publication(dsn, queue, conn, executed, point, tmp_path):
+def test_a_publication_whose_reply_is_cut_is_one_execution_and_one_publication(
+    dsn, queue, conn, executed, point, tmp_path
+):
     outcomes = []
 
     def act(lease, context):
@@ -120,7 +137,11 @@ def test_a_publication_whose_reply_is_cut_is_one_execution_and_one_publication(d
 
     def check(job):
         assert (job.status, job.attempts, executed(job.id)) == ("done", 1, [1])
-        assert (job.published_name, job.published_epoch, len(list(Path(tmp_path).rglob(f"*{job.published_digest[:16]}*")))) == ("result.txt", 1, 1)
+        assert (
+            job.published_name,
+            job.published_epoch,
+            len(list(Path(tmp_path).rglob(f"*{job.published_digest[:16]}*"))),
+        ) == ("result.txt", 1, 1)
 
     through(dsn, queue, conn, noting(dsn, act), "COMMIT", point, check, artifacts=tmp_path)
     assert outcomes == ["ALREADY_APPLIED" if point == "reply" else "APPLIED"] * TIMES
@@ -168,32 +189,31 @@ def test_an_interrupt_at_any_moment_leaves_no_job_without_a_handler_and_no_sessi
 
 
 @pytest.fixture
-def pooler(dsn, tmp_path):
+def pooler(dsn):
     """DSN through pgbouncer in transaction mode, with two server connections for all."""
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
     if program is None:
         pytest.skip("pgbouncer is not installed")
     given = conninfo.conninfo_to_dict(dsn)
-    folder = tmp_path / "pooler"
-    folder.mkdir()
-    folder.chmod(0o777)
-    tmp_path.chmod(0o755)
+    folder = Path(tempfile.mkdtemp(prefix="jq-pool-", dir="/tmp"))
+    folder.chmod(0o777)  # as root it runs as nobody
     (folder / "users.txt").write_text(f'"{given["user"]}" ""\n')
     (folder / "pgbouncer.ini").write_text(
         f"[databases]\n* = host={given['host']} port={given['port']}\n[pgbouncer]\nlisten_addr =\nlisten_port = 6543\n"
-        f"unix_socket_dir = {folder}\nauth_type = any\nauth_file = {folder}/users.txt\npool_mode = transaction\n"
-        f"default_pool_size = 2\nlogfile = {folder}/log\nmax_prepared_statements = 0\n"
+        f"unix_socket_dir = {folder}\nauth_type = trust\nauth_file = {folder}/users.txt\npool_mode = transaction\n"
+        f"default_pool_size = 2\nlogfile = {folder}/log\n"
     )
     command = [program, *(["-u", "nobody"] if os.geteuid() == 0 else []), str(folder / "pgbouncer.ini")]
-    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     through = conninfo.make_conninfo(dsn, host=str(folder), port=6543, user=given["user"])
     try:
         wait_until(lambda: started.poll() is not None or (folder / ".s.PGSQL.6543").exists(), 10)
-        assert started.poll() is None, (folder / "log").read_text()
+        assert started.poll() is None, started.stderr.read()
         yield conninfo.make_conninfo(through, dbname=given["dbname"])
     finally:
-        started.terminate()
-        started.wait(10)
+        started.kill()
+        started.communicate()
+        shutil.rmtree(folder)
 
 
 def test_a_worker_behind_a_transaction_pooler_does_all_that_workers_do(pooler, dsn, queue, conn, executed, tmp_path):
@@ -204,7 +224,9 @@ def test_a_worker_behind_a_transaction_pooler_does_all_that_workers_do(pooler, d
     handlers = {"quick": lambda *_: None, "effect": Handler(act), "bad": Handler(lambda *_: 1 / 0, backoff=SOON),
                 "long": Handler(lambda lease, context: context.lost.wait(1.5), lease_seconds=0.6),
                 "publish": lambda lease, context: context.publish(b"x", "x.txt")}  # fmt: skip
-    queue.enqueue_many([{"type": type, "max_attempts": 2} for type in ["quick"] * 300 + ["effect", "bad", "long", "publish"] * 5])
+    queue.enqueue_many(
+        [{"type": type, "max_attempts": 2} for type in ["quick"] * 300 + ["effect", "bad", "long", "publish"] * 5]
+    )
     with running(Reaper(pooler, poll_seconds=0.05, prepare_threshold=None)):
         with working(pooler, handlers, prepare_threshold=None, concurrency=4, artifacts=tmp_path / "out"):
             assert settled(conn) == {"done": 315, "dead": 5}

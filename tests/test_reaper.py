@@ -1,4 +1,5 @@
 """Ended leases: taken away once however many reapers run, whoever knows of the dead worker, and not just after an outage."""
+
 import time
 
 import psycopg
@@ -43,8 +44,18 @@ def test_each_type_has_its_own_backoff_and_others_the_default(dsn, queue):
     slow, quick, other = abandoned(queue, 1, "slow"), abandoned(queue, 1, "quick"), abandoned(queue, 1, "other")
     backoff = {"slow": Backoff("constant", base_seconds=3_000, jitter="none"), "quick": SOON}
     assert Reaper(dsn, backoff=backoff).run_once() == 3
-    [due_in] = zip(*queue.conn.execute("select extract(epoch from run_at - now())::float8 from jobqueue.job order by id").fetchall(), strict=True)
-    assert (2_990 < due_in[0] <= 3_000, due_in[1] <= 0, due_in[2] <= 1, len(slow + quick + other)) == (True, True, True, 3)
+    [due_in] = zip(
+        *queue.conn.execute(
+            "select extract(epoch from run_at - now())::float8 from jobqueue.job order by id"
+        ).fetchall(),
+        strict=True,
+    )
+    assert (2_990 < due_in[0] <= 3_000, due_in[1] <= 0, due_in[2] <= 1, len(slow + quick + other)) == (
+        True,
+        True,
+        True,
+        3,
+    )
 
 
 def test_a_last_lost_lease_makes_a_dead_letter_and_an_alarm_that_may_raise(dsn, queue):
@@ -71,7 +82,9 @@ def test_a_row_that_is_held_is_left_for_the_next_pass_and_keeps_no_other_waiting
 
 def test_a_reaper_stops_at_once_and_leaves_no_session(dsn, conn):
     def sessions():
-        return conn.execute("select count(*) from pg_stat_activity where application_name = 'jobqueue reaper'").fetchone()[0]
+        return conn.execute(
+            "select count(*) from pg_stat_activity where application_name = 'jobqueue reaper'"
+        ).fetchone()[0]
 
     reaper = Reaper(dsn, poll_seconds=60)
     with running(reaper) as run:
@@ -84,7 +97,10 @@ def test_a_reaper_stops_at_once_and_leaves_no_session(dsn, conn):
 
 
 def test_a_reaper_without_the_schema_ends_with_one_clear_error(server):
-    with database.scratch(server.dsn) as empty, pytest.raises(JobQueueError, match="^the schema jobqueue is missing or incomplete here: run install"):
+    with (
+        database.scratch(server.dsn) as empty,
+        pytest.raises(JobQueueError, match="^the schema jobqueue is missing or incomplete here: run install"),
+    ):
         Reaper(empty).run()
 
 
@@ -97,8 +113,14 @@ def test_a_reaper_that_cannot_reach_the_database_says_so_in_one_line():
 def test_after_its_own_outage_a_reaper_gives_workers_time_to_renew(dsn, queue, conn):
     reaper = Reaper(dsn, poll_seconds=0.02, outage_grace_seconds=1.5)
     with running(reaper):
-        wait_until(lambda: conn.execute("select count(*) from pg_stat_activity where application_name = 'jobqueue reaper'").fetchone()[0])
-        conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'jobqueue reaper'")
+        wait_until(
+            lambda: conn.execute(
+                "select count(*) from pg_stat_activity where application_name = 'jobqueue reaper'"
+            ).fetchone()[0]
+        )
+        conn.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'jobqueue reaper'"
+        )
         cut = time.monotonic()
         [job_id] = abandoned(queue, 1)
         wait_until(lambda: queue.get(job_id).status == "ready", 10)

@@ -1,4 +1,5 @@
 """The worker as production would treat it: every way a handler can leave, locks, prefetch, signals, stops from anywhere."""
+
 import os
 import random
 import signal
@@ -64,10 +65,15 @@ def test_each_of_four_workers_starts_jobs_in_the_order_of_their_ids(dsn, queue, 
 
 def test_jobs_that_always_fail_keep_no_good_one_waiting(dsn, queue, conn):
     bad, good = add(queue, "bad", 100, max_attempts=1_000), add(queue, "good", 1_000)
-    handlers = {"bad": Handler(lambda lease, context: 1 / 0, backoff=Backoff("constant", base_seconds=0.05)), "good": lambda *_: None}
+    handlers = {
+        "bad": Handler(lambda lease, context: 1 / 0, backoff=Backoff("constant", base_seconds=0.05)),
+        "good": lambda *_: None,
+    }
     with working(dsn, handlers):
         wait_until(lambda: statuses(conn).get("done") == len(good), 60)
-        wait_until(lambda: conn.execute("select min(attempts) from jobqueue.job where type = 'bad'").fetchone()[0] >= 2, 60)
+        wait_until(
+            lambda: conn.execute("select min(attempts) from jobqueue.job where type = 'bad'").fetchone()[0] >= 2, 60
+        )
     assert {queue.get(id).status for id in bad} == {"ready"}
 
 
@@ -116,7 +122,10 @@ LEAVING = {
     "MemoryError": (raising(MemoryError()), "MemoryError"),
     "an exception group": (raising(ExceptionGroup("two", [ValueError("one"), KeyError("other")])), "KeyError: 'other'"),
     "LeaseLost without a reason": (raising(LeaseLost("says who?")), "LeaseLost: says who?"),
-    "OperationalError of its own database": (raising(psycopg.OperationalError("another database")), "OperationalError: another database"),
+    "OperationalError of its own database": (
+        raising(psycopg.OperationalError("another database")),
+        "OperationalError: another database",
+    ),
     "a retry that asks for a negative delay": (raising(Retry("later", after_seconds=-1)), "later"),
     "a retry that asks for no number": (raising(Retry("later", after_seconds="soon")), "later"),
     "a retry that asks for NaN": (raising(Retry("later", after_seconds=float("nan"))), "later"),
@@ -161,7 +170,12 @@ def test_a_huge_error_keeps_its_head_and_its_tail_within_16_kib(dsn, queue):
     with working(dsn, {"job": handler}):
         job = job_when(queue, job_id, "dead")
     size, tail = len(job.last_error.encode()), job.last_error[-5:]
-    assert (15_000 < size <= 16_384, "Traceback" in job.last_error, "ValueError: head é" in job.last_error, tail) == (True, True, True, " tail")
+    assert (15_000 < size <= 16_384, "Traceback" in job.last_error, "ValueError: head é" in job.last_error, tail) == (
+        True,
+        True,
+        True,
+        " tail",
+    )
 
 
 def fails_here(lease, context):
@@ -177,7 +191,11 @@ def test_a_stored_traceback_begins_with_the_handlers_own_frame(dsn, queue, handl
     job_id = queue.enqueue("job", max_attempts=1).id
     with working(dsn, {"job": handler}):
         lines = job_when(queue, job_id, "dead").last_error.splitlines()
-    assert (lines[0], f"in {handler.__name__}" in lines[1], lines[-1]) == ("Traceback (most recent call last):", True, "KeyError: 'at home'")
+    assert (lines[0], f"in {handler.__name__}" in lines[1], lines[-1]) == (
+        "Traceback (most recent call last):",
+        True,
+        "KeyError: 'at home'",
+    )
 
 
 def test_permanent_error_ends_a_job_at_once_and_raises_the_alarm(dsn, queue):
@@ -185,14 +203,23 @@ def test_permanent_error_ends_a_job_at_once_and_raises_the_alarm(dsn, queue):
     with working(dsn, {"job": raising(PermanentError("never"))}, on_dead=alarms.append):
         job = job_when(queue, job_id, "failed")
         wait_until(lambda: alarms)
-    assert (job.attempts, ends(job), [(dead.id, dead.status) for dead in alarms]) == (1, ["failed_permanently"], [(job_id, "failed")])
+    assert (job.attempts, ends(job), [(dead.id, dead.status) for dead in alarms]) == (
+        1,
+        ["failed_permanently"],
+        [(job_id, "failed")],
+    )
 
 
 def test_retry_fails_the_attempt_and_comes_back_when_it_asked_to(dsn, queue):
     job_id = queue.enqueue("job").id
     with working(dsn, {"job": raising(Retry("the other side asks for patience", after_seconds=3_600))}):
         job = wait_until(lambda: (row := queue.get(job_id)).history and row)
-    assert (job.status, job.attempts, ends(job), job.last_error) == ("ready", 1, ["failed"], "the other side asks for patience")
+    assert (job.status, job.attempts, ends(job), job.last_error) == (
+        "ready",
+        1,
+        ["failed"],
+        "the other side asks for patience",
+    )
     assert 3_590 < (job.run_at - job.created_at).total_seconds() < 3_620
 
 
@@ -228,7 +255,12 @@ def test_plain_functions_async_functions_and_what_returns_a_coroutine_all_run(ds
         async def __call__(self, lease, context):
             await noted(lease, context)
 
-    handlers = {"async": noted, "lambda": lambda lease, context: noted(lease, context), "object": Callable(), "plain": lambda *_: seen.append("plain")}
+    handlers = {
+        "async": noted,
+        "lambda": lambda lease, context: noted(lease, context),
+        "object": Callable(),
+        "plain": lambda *_: seen.append("plain"),
+    }
     for type in handlers:
         queue.enqueue(type)
     with working(dsn, handlers, concurrency=1):
@@ -240,7 +272,9 @@ def test_a_generator_is_refused_as_a_handler():
     def handler(lease, context):
         yield
 
-    with pytest.raises(JobQueueError, match="^a handler must not be a generator, which nobody would run to its end: <function"):
+    with pytest.raises(
+        JobQueueError, match="^a handler must not be a generator, which nobody would run to its end: <function"
+    ):
         Handler(handler)
 
 
@@ -260,7 +294,9 @@ def least_remaining(conn, leases, seconds):
     """The smallest share of its lease that each type was seen to have left, over so many seconds."""
     least, until = dict.fromkeys(leases, 1.0), time.monotonic() + seconds
     while time.monotonic() < until:
-        rows = conn.execute("select type, extract(epoch from locked_until - clock_timestamp())::float8 from jobqueue.job where status = 'running'")
+        rows = conn.execute(
+            "select type, extract(epoch from locked_until - clock_timestamp())::float8 from jobqueue.job where status = 'running'"
+        )
         for type, left in rows.fetchall():
             least[type] = min(least[type], left / leases[type])
         time.sleep(0.02)
@@ -273,12 +309,17 @@ def least_remaining(conn, leases, seconds):
 ])  # fmt: skip
 def test_no_lease_falls_below_a_third_whatever_else_the_worker_holds(dsn, queue, conn, leases, seconds):
     ids = [queue.enqueue(type).id for type in leases]
-    handlers = {type: Handler(lambda lease, context: time.sleep(seconds), lease_seconds=lease) for type, lease in leases.items()}
+    handlers = {
+        type: Handler(lambda lease, context: time.sleep(seconds), lease_seconds=lease) for type, lease in leases.items()
+    }
     with working(dsn, handlers, grace_seconds=30):
         wait_until(lambda: statuses(conn) == {"running": 3})
         least = least_remaining(conn, leases, seconds * 0.8)
         settled(conn)
-    assert ([queue.get(id).epoch for id in ids], {type for type, share in least.items() if share < 1 / 3}) == ([1, 1, 1], set()), least
+    assert ([queue.get(id).epoch for id in ids], {type for type, share in least.items() if share < 1 / 3}) == (
+        [1, 1, 1],
+        set(),
+    ), least
 
 
 def test_a_handler_that_holds_the_interpreter_loses_its_lease_and_is_told_so(dsn, queue, conn):
@@ -287,7 +328,12 @@ def test_a_handler_that_holds_the_interpreter_loses_its_lease_and_is_told_so(dsn
     reaper = Reaper(dsn, poll_seconds=0.05, backoff=Backoff("constant", base_seconds=3_600, jitter="none"))
     with process(dsn) as worker, running(reaper):
         lost = wait_until(lambda: (row := queue.get(job_id)).lease_losses and row, 20)
-        wait_until(lambda: conn.execute("select count(*) from jobqueue.incident where name in ('stale_write_refused', 'heartbeat_refused')").fetchone()[0], 30)
+        wait_until(
+            lambda: conn.execute(
+                "select count(*) from jobqueue.incident where name in ('stale_write_refused', 'heartbeat_refused')"
+            ).fetchone()[0],
+            30,
+        )
         worker.terminate()
         said = worker.communicate(timeout=20)[0]
     assert (lost.status, ends(lost), queue.get(job_id).status) == ("ready", ["lost"], "ready")
@@ -333,7 +379,10 @@ def test_a_worker_whose_slots_are_all_stuck_releases_the_rest_and_ends(dsn, queu
     free = threading.Event()
     stuck = add(queue, "stuck", 2, max_attempts=1)
     other = queue.enqueue("other", delay_seconds=0.1).id
-    handlers = {"stuck": Handler(lambda *_: free.wait(), timeout_seconds=0.5), "other": lambda lease, context: context.lost.wait(20)}
+    handlers = {
+        "stuck": Handler(lambda *_: free.wait(), timeout_seconds=0.5),
+        "other": lambda lease, context: context.lost.wait(20),
+    }
     worker = Worker(dsn, handlers, concurrency=2, grace_seconds=0, poll_seconds=0.05)
     with running(worker) as run:
         wait_until(lambda: worker.stuck, 10)
@@ -370,7 +419,11 @@ def test_jobs_claimed_ahead_go_back_when_the_slots_are_busy_and_are_not_taken_ag
         entries = conn.execute("select sum(jsonb_array_length(history))::int from jobqueue.job").fetchone()[0]
         with working(dsn, {"quick": lambda *_: None}, owner="other"):
             wait_until(lambda: statuses(conn) == {"done": 130, "running": 2}, 10)
-        assert conn.execute("select sum(jsonb_array_length(history))::int from jobqueue.job").fetchone()[0] == entries <= 30
+        assert (
+            conn.execute("select sum(jsonb_array_length(history))::int from jobqueue.job").fetchone()[0]
+            == entries
+            <= 30
+        )
         assert conn.execute("select max(attempts), max(lease_losses) from jobqueue.job").fetchone() == (1, 0)
         free.set()
         wait_until(lambda: statuses(conn) == {"done": 132}, 10)
@@ -383,10 +436,15 @@ def test_a_last_attempt_and_a_job_that_has_lost_a_lease_are_not_claimed_ahead(ds
     with working(dsn, handlers, concurrency=1):
         warmed(queue, conn)
         queue.enqueue_many([{"type": "slow"}] + [{"type": "quick", "max_attempts": 1}] * 10)
-        conn.execute("update jobqueue.job set lease_losses = 1, attempts = 1, max_attempts = 9 where status = 'ready' and type = 'quick' and id %% 2 = 0", ())
+        conn.execute(
+            "update jobqueue.job set lease_losses = 1, attempts = 1, max_attempts = 9 where status = 'ready' and type = 'quick' and id %% 2 = 0",
+            (),
+        )
         wait_until(lambda: statuses(conn).get("running") == 1, 10)
         wait_until(lambda: conn.execute("select count(*) from jobqueue.incident where name like 'claim_empty%'"), 1)
-        seen = conn.execute("select max(epoch) from jobqueue.job where type = 'quick' and status = 'ready'").fetchone()[0]
+        seen = conn.execute("select max(epoch) from jobqueue.job where type = 'quick' and status = 'ready'").fetchone()[
+            0
+        ]
         free.set()
         settled(conn)
     assert seen == 0
@@ -431,12 +489,18 @@ def test_slow_and_failing_jobs_delay_no_completion_of_others(dsn, queue, conn, m
         returned[lease.id] = time.time()
 
     monkeypatch.setattr(Queue, "exchange", timed)
-    with working(dsn, {"job": Handler(handler, backoff=Backoff("constant", base_seconds=3_600, jitter="none"))}, concurrency=8):
+    with working(
+        dsn, {"job": Handler(handler, backoff=Backoff("constant", base_seconds=3_600, jitter="none"))}, concurrency=8
+    ):
         wait_until(lambda: statuses(conn) == {"done": 1_000 - kinds.count("bad"), "ready": kinds.count("bad")}, 60)
-    rows = conn.execute("select id, extract(epoch from finished_at)::float8 from jobqueue.job where status = 'done'").fetchall()
+    rows = conn.execute(
+        "select id, extract(epoch from finished_at)::float8 from jobqueue.job where status = 'done'"
+    ).fetchall()
     lags = sorted(finished - returned[id] for id, finished in rows)
     p50, p99 = lags[len(lags) // 2], lags[int(len(lags) * 0.99)]
-    print(f"completion lag: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms; longest exchange {max(exchanges) * 1e3:.1f} ms")
+    print(
+        f"completion lag: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms; longest exchange {max(exchanges) * 1e3:.1f} ms"
+    )
     assert p99 < max(exchanges) + 0.02
 
 
@@ -562,7 +626,9 @@ def test_a_worker_whose_slots_are_busy_does_not_ask_at_all(dsn, queue, conn):
 
 
 def sessions(conn):
-    return conn.execute("select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()").fetchone()[0]
+    return conn.execute(
+        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    ).fetchone()[0]
 
 
 def test_run_once_runs_one_claim_to_its_end_and_leaves_neither_thread_nor_session(dsn, queue, conn):
@@ -583,7 +649,9 @@ def test_run_once_runs_one_claim_to_its_end_and_leaves_neither_thread_nor_sessio
 def test_stop_at_any_moment_leaves_no_job_running_and_nothing_behind(dsn, queue, conn, wait, grace, way):
     executed, quiet = [], sessions(conn)
     add(queue, "job", 300, max_attempts=2)
-    worker = Worker(dsn, {"job": lambda lease, context: (time.sleep(0.002), executed.append(lease.id))}, grace_seconds=grace)
+    worker = Worker(
+        dsn, {"job": lambda lease, context: (time.sleep(0.002), executed.append(lease.id))}, grace_seconds=grace
+    )
     with running(worker, way) as run:
         time.sleep(wait)
         worker.stop()
@@ -625,7 +693,10 @@ def test_a_job_that_outlives_the_grace_is_released_and_its_handler_told(dsn, que
 def test_a_schema_that_is_missing_ends_the_worker_with_one_clear_error(server):
     from jobqueue.lab import database
 
-    with database.scratch(server.dsn) as empty, pytest.raises(JobQueueError, match="^the schema jobqueue is missing or incomplete here: run install"):
+    with (
+        database.scratch(server.dsn) as empty,
+        pytest.raises(JobQueueError, match="^the schema jobqueue is missing or incomplete here: run install"),
+    ):
         Worker(empty, {"job": lambda *_: None}).run()
 
 
@@ -659,7 +730,10 @@ def test_an_error_in_a_thread_of_the_worker_ends_the_run_with_that_error(dsn, qu
 
 def test_a_worker_made_before_a_fork_refuses_to_run_after_it(dsn):
     worker = Worker(dsn, {"job": lambda *_: None})
-    assert in_a_fork(worker.run_once) == "JobQueueError: this worker was made before a fork: make one in each process (its owner must be unique)"
+    assert (
+        in_a_fork(worker.run_once)
+        == "JobQueueError: this worker was made before a fork: make one in each process, its owner must be unique"
+    )
 
 
 def test_a_handler_that_forks_does_not_harm_the_workers_connections(dsn, queue, conn):
@@ -672,7 +746,10 @@ def test_a_handler_that_forks_does_not_harm_the_workers_connections(dsn, queue, 
     with working(dsn, {"job": handler}, concurrency=1):
         assert settled(conn) == {"done": 3}
     assert conn.execute("select max(attempts) from jobqueue.job").fetchone()[0] == 1
-    assert set(said) <= {"None", "JobQueueError: this connection was opened before a fork: open one in each process (use spawn, not fork)"}
+    assert set(said) <= {
+        "None",
+        "JobQueueError: this connection was opened before a fork: open one in each process (use spawn, not fork)",
+    }
 
 
 def in_a_fork(call):
@@ -715,7 +792,9 @@ def test_sigterm_releases_what_has_not_finished_and_no_attempt_is_used(dsn, queu
         assert ended(worker) == 0
         took = time.monotonic() - before
     jobs = [queue.get(id) for id in ids]
-    assert {(job.status, job.attempts, job.releases, job.lease_losses, *ends(job)) for job in jobs} == {("ready", 0, 0, 0, "released")}
+    assert {(job.status, job.attempts, job.releases, job.lease_losses, *ends(job)) for job in jobs} == {
+        ("ready", 0, 0, 0, "released")
+    }
     assert took < most
 
 
@@ -741,7 +820,9 @@ def test_sigterm_under_load_always_ends_in_peace(dsn, queue, conn, times):
             worker.terminate()
             assert ended(worker) == 0
         assert "running" not in statuses(conn)
-        conn.execute("update jobqueue.job set status = 'done', finished_at = now(), finished_epoch = 1, finished_by = 'x' where status = 'ready'")
+        conn.execute(
+            "update jobqueue.job set status = 'done', finished_at = now(), finished_epoch = 1, finished_by = 'x' where status = 'ready'"
+        )
 
 
 def test_an_interrupt_that_is_sent_to_everybody_releases_the_jobs_of_the_workers(dsn, queue):

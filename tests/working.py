@@ -1,4 +1,5 @@
 """What the tests of workers share: a worker in a thread, workers as processes, what is left of either."""
+
 from __future__ import annotations
 
 import os
@@ -83,16 +84,26 @@ def ends(job: Any) -> list[str]:
 
 
 def job_when(queue: Queue, job_id: int, status: str, timeout: float = 15.0) -> Any:
-    return wait_until(lambda: (job := queue.get(job_id)).status == status and job, timeout, f"job {job_id} being {status}")
+    return wait_until(
+        lambda: (job := queue.get(job_id)).status == status and job, timeout, f"job {job_id} being {status}"
+    )
 
 
 @contextmanager
-def process(dsn: str, *arguments: str, handlers: str = "jobs:HANDLERS", **environment: str) -> Iterator[subprocess.Popen[str]]:
+def process(
+    dsn: str, *arguments: str, handlers: str = "jobs:HANDLERS", **environment: str
+) -> Iterator[subprocess.Popen[str]]:
     """`python -m jobqueue worker` as somebody's supervisor would start it; killed at the end if it is still there."""
     command = [sys.executable, "-m", "jobqueue", "worker", "--dsn", dsn, "--handlers", handlers, *arguments]
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    started = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths, "JOBS_DSN": dsn, **environment}, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    started = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": paths, "JOBS_DSN": dsn, **environment},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
         yield started
     finally:

@@ -58,6 +58,11 @@ def test_wrapped_lines_are_no_wider_than_the_room_and_lose_no_word():
     assert " ".join(lines) == text and max(labels.width(line, 12, "bold") for line in lines) <= 200
 
 
+def test_a_number_and_its_unit_stay_on_one_line():
+    lines = labels.wrap("stayed under 3.75 s from 12 min later on", 9, labels.width("stayed under 3.75", 9) + 1)
+    assert lines == ["stayed under", "3.75 s from", "12 min later on"]
+
+
 @pytest.mark.parametrize("text", ["short", "x" * 400])
 def test_a_cut_text_fits_its_room(text):
     assert labels.width(labels.cut(text, 9, 120), 9) <= 120

@@ -1,5 +1,6 @@
 """Text that never collides: places for labels on a line and in rows, and the check of a finished figure."""
 
+import re
 from functools import cache
 from itertools import combinations
 
@@ -7,6 +8,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ft2font import LoadFlags
 from matplotlib.text import Text
+
+_UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|min|h|d|%)(?!\w))")  # a number and its unit stay on one line
 
 
 def spread(wanted, gap, low, high):
@@ -59,8 +62,8 @@ def width(text, size, weight="normal"):
 def wrap(text, size, room, weight="normal"):
     """The lines of `text`, none wider than `room` points; a word that is wider alone is cut with an ellipsis."""
     lines = [""]
-    for word in text.split():
-        word = cut(word, size, room, weight)
+    for word in _UNIT.sub("\u00a0", " ".join(text.split())).split(" "):
+        word = cut(word.replace("\u00a0", " "), size, room, weight)
         longer = f"{lines[-1]} {word}".strip()
         if width(longer, size, weight) <= room:
             lines[-1] = longer

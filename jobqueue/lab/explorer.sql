@@ -9,6 +9,12 @@ savepoint base
 -- name: to_base
 rollback to savepoint base
 
+-- name: rollback
+rollback
+
+-- name: vacuum
+vacuum jobqueue.job, jobqueue.job_archive, jobqueue.job_key, jobqueue.schedule
+
 -- name: branch
 savepoint branch
 

@@ -10,6 +10,7 @@ import signal
 import sys
 import zoneinfo
 from datetime import datetime
+from typing import Any
 
 from . import limits, metrics, publication
 from .errors import InvalidInput, JobQueueError
@@ -81,31 +82,29 @@ def _install(options) -> None:
 
 def _worker(options) -> int:
     with _dsn(options) as dsn:
-        given = {"owner": options.owner, "concurrency": options.concurrency, "grace_seconds": options.grace_seconds}
-        given |= {"poll_seconds": options.poll_seconds, "prefetch": options.prefetch, "artifacts": options.artifacts}
-        pooled = {"prepare_threshold": None} if options.pooled else {}
-        fresh = {"fresh_owner": True} if options.fresh_owner else {}
-        worker = Worker(dsn, _handlers(options.handlers), **given, **pooled, **fresh)
+        given = _given(options, "owner", "concurrency", "grace_seconds", "poll_seconds", "prefetch", "artifacts")
+        given |= {"prepare_threshold": None} if options.pooled else {}
+        given |= {"fresh_owner": True} if options.fresh_owner else {}
+        worker = Worker(dsn, _handlers(options.handlers), **given)
         _run(worker)
         return STUCK if worker.stuck else 0
 
 
 def _reaper(options) -> None:
     with _dsn(options) as dsn:
-        given = {"poll_seconds": options.poll_seconds, "limit": options.limit}
-        _run(Reaper(dsn, outage_grace_seconds=options.outage_grace_seconds, **given))
+        _run(Reaper(dsn, **_given(options, "poll_seconds", "limit", "outage_grace_seconds")))
 
 
 def _janitor(options) -> None:
-    names = "archive_after_seconds key_ttl_seconds archive_ttl_seconds artifacts orphan_grace_seconds poll_seconds"
-    given = {name: getattr(options, name) for name in (*names.split(), "limit")}
+    given = _given(options, "archive_after_seconds", "key_ttl_seconds", "archive_ttl_seconds", "artifacts")
+    given |= _given(options, "orphan_grace_seconds", "poll_seconds", "limit")
     with _dsn(options) as dsn:
         _run(Janitor(dsn, statuses=options.statuses.split(","), **given))
 
 
 def _scheduler(options) -> None:
     with _dsn(options) as dsn:
-        _run(Scheduler(dsn, poll_seconds=options.poll_seconds, limit=options.limit))
+        _run(Scheduler(dsn, **_given(options, "poll_seconds", "limit")))
 
 
 def _schedule(options) -> None:
@@ -116,7 +115,7 @@ def _schedule(options) -> None:
         if options.action == "preview":
             _preview(options, conn.execute(SQL.database_now).fetchone()[0])
         elif options.action == "put":
-            given = {name: getattr(options, name) for name in SCHEDULE_SETTINGS}
+            given = _given(options, *SCHEDULE_SETTINGS)
             Schedules(conn).put(options.id, options.type, options.cron, payload=_json(options.payload), **given)
         elif options.action == "list":
             print("\n".join(map(_schedule_line, Schedules(conn).list())) or "no schedules")
@@ -138,8 +137,7 @@ def _schedule_line(one) -> str:
 def _enqueue(options) -> None:
     payload = _json(options.payload)
     with _queue(options) as queue:
-        given = {"key": options.key, "delay_seconds": options.delay_seconds, "max_attempts": options.max_attempts}
-        added = queue.enqueue(options.type, payload, **given)
+        added = queue.enqueue(options.type, payload, **_given(options, "key", "delay_seconds", "max_attempts"))
     print(json.dumps(added._asdict()))
 
 
@@ -150,8 +148,7 @@ def _stats(options) -> int:
             return 0
         found = metrics.snapshot(conn)
     if options.check:
-        given = {name: getattr(options, name) for name in ("max_dead", "max_age_seconds", "max_missed")}
-        breaches = metrics.breaches(found, **given)
+        breaches = metrics.breaches(found, **_given(options, "max_dead", "max_age_seconds", "max_missed"))
         print("\n".join(breaches) or "all within their thresholds")
         return 1 if breaches else 0
     print("\n".join(_told(found)))
@@ -227,10 +224,6 @@ def _fence(options) -> None:
 # ---------------------------------------------------------------- their arguments
 
 
-def _nothing(command) -> None:
-    pass
-
-
 def _install_arguments(command) -> None:
     command.add_argument("--roles", action="store_true", help="jobqueue_producer, jobqueue_worker, jobqueue_observer")
 
@@ -273,7 +266,7 @@ def _schedule_arguments(command) -> None:
     preview.add_argument("--limit", type=int, default=10)
     preview.add_argument("--id", default="", help="the schedule's id, where the expression contains H")
     actions.add_parser("list", help="all of them")
-    for name, text in (("pause", "no slots until resumed"), ("resume", "go on with the next slot"), ("remove", "end one")):
+    for name, text in (("pause", "no slots until resumed"), ("resume", "go on"), ("remove", "end one")):
         actions.add_parser(name, help=text).add_argument("id")
     for action in actions.choices.values():
         action.add_argument("--dsn", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # accepted here, too
@@ -367,6 +360,10 @@ COMMANDS = {
 # ---------------------------------------------------------------- shared by commands
 
 
+def _given(options, *names: str) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in names}
+
+
 @contextlib.contextmanager
 def _dsn(options):
     dsn = options.dsn or os.environ.get("JOBQUEUE_DSN")
@@ -423,7 +420,7 @@ def _moment(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidInput(f"--after must be ISO 8601 with an offset, such as 2026-03-29T00:00Z, not {text!r}") from None
+        raise InvalidInput(f"--after must be ISO 8601 with an offset, as 2026-03-29T00:00Z, not {text!r}") from None
 
 
 def _json(text: str):

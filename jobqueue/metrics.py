@@ -75,7 +75,7 @@ class Snapshot:
 def snapshot(conn: psycopg.Connection) -> Snapshot:
     """One consistent look, good for four a second; raises InfrastructureError or JobQueueError as the queue does."""
     with translated(conn), conn.cursor(row_factory=dict_row) as cursor:
-        row: dict[str, Any] = cursor.execute(SQL.snapshot).fetchone()
+        [row] = cursor.execute(SQL.snapshot).fetchall()
     row["depth"] = Depth(row.pop("due"), row.pop("future"))
     row |= {name: Quantiles(*row[name] or ()) for name in ("wait", "service")}
     row |= {name: defaultdict(int, row[name]) for name in ("running", "dead", "incidents")}

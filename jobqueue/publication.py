@@ -110,7 +110,7 @@ def recheck(candidate: Candidate) -> None:
         raise InfrastructureError(f"the candidate {candidate.path.name} is {what}: nothing was published")
 
 
-def _chunks(source) -> Iterator[bytes]:
+def _chunks(source) -> Iterator[bytes | memoryview]:
     if isinstance(source, (bytes, bytearray, memoryview)):
         return iter((memoryview(source).cast("B"),))
     if not isinstance(source, (str, os.PathLike)):
@@ -137,7 +137,7 @@ def _read(file, source) -> Iterator[bytes]:
             yield chunk
 
 
-def _filled(part: Path, chunks: Iterator[bytes]) -> tuple[str, int]:
+def _filled(part: Path, chunks: Iterator[bytes | memoryview]) -> tuple[str, int]:
     digest, size = sha256(), 0
     with open(part, "xb") as file:
         for chunk in chunks:

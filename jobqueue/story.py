@@ -105,6 +105,7 @@ def _running(job: Job, around) -> list[str]:
 
 
 def _finished(job: Job, around) -> list[str]:
+    assert job.finished_at is not None
     ago = _span((around.now - job.finished_at).total_seconds())
     lines = [f"It is {job.status} since {_at(job.finished_at)}, {ago} ago; {_used(job)}."]
     if job.status == "done" and job.started_at:

@@ -1,12 +1,12 @@
--- Statements of the simulation: what a run is read out with. Instants as microseconds after the beginning: exact, and quick.
+-- Statements of the simulation: what a run is read out with. Instants are microseconds after the beginning: exact.
 
 -- name: sample
 -- The measures at one instant. A job whose backoff runs is waiting for its retry, and not counted as ready.
 select ready - waiting, due, running, waiting, dead, age
 from (select count(*) as ready, count(*) filter (where run_at <= jobqueue.now()) as due,
              count(*) filter (where attempts > 0 and run_at > jobqueue.now()) as waiting,
-             coalesce(extract(epoch from jobqueue.now() - min(run_at) filter (where run_at <= jobqueue.now())), 0)::float8
-               as age
+             coalesce(extract(epoch from jobqueue.now() - min(run_at) filter (where run_at <= jobqueue.now())), 0)
+               ::float8 as age
       from jobqueue.job where status = 'ready') r,
   (select count(*) as running from jobqueue.job where status = 'running') n,
   (select count(*) as dead from jobqueue.job where status in ('failed', 'dead')) d
@@ -25,6 +25,6 @@ where id > %(after)s order by id limit %(most)s
 select (extract(epoch from min(next_run_at) - %(beginning)s::timestamptz) * 1000000)::bigint from jobqueue.schedule
 
 -- name: vacuum
--- Claims walk the dead entries before the first live one (250 µs per thousand), and autovacuum naps a minute: here that is
--- many thousand jobs. Real deployments live with a second of it.
+-- Claims walk the dead entries before the first live one (250 µs per thousand), and autovacuum naps a minute: here that
+-- is many thousand jobs.
 vacuum (truncate false, parallel 0) jobqueue.job

@@ -5,9 +5,10 @@
     queue.complete(lease)
     line.flush()                        # missed() is called where the answer had no row after all
 
-A queue on it is the real one: `Queue(line)` sends its own statements. They go as prepared ones over libpq's pipeline,
-one round trip for all that has gathered (a client's work per statement falls to a third of that of psycopg's cursors);
-what else psycopg offers works as ever, after a flush. Statements that gather are one transaction: nobody else is here.
+A queue on it is the real one: `Queue(line)` sends its own statements. They go as prepared ones over libpq's pipeline (a
+client's work per statement falls to a third of that of psycopg's cursors): the server works at what waits while the
+simulation goes on, and one round trip ends it all. What else psycopg offers works as ever, after a flush. Statements
+that wait are one transaction: nobody else is here.
 """
 
 import re
@@ -23,7 +24,7 @@ from .clock import BEGINNING, SQL
 _SET_CLOCK = SQL.set_clock.replace("%s", "%(instant)s")
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 _ANSWERS = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
-_MOST_WAITING = 200  # statements; the server answers into a buffer that nobody reads meanwhile
+_MOST_WAITING = 200  # statements; nobody reads meanwhile what the server answers
 
 
 class Timeline(psycopg.Connection):
@@ -31,7 +32,8 @@ class Timeline(psycopg.Connection):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._plans, self._waiting, self._presumed = {}, [], None
+        self._plans, self._presumed = {}, None
+        self._waiting: list = []  # what to do where a statement that was sent has no row; empty: no pipeline is open
         self._clock = None  # to be sent before the next statement
         self._adapt, self._lists = Transformer(self), {}
 
@@ -40,6 +42,11 @@ class Timeline(psycopg.Connection):
         """settings: of this session alone, such as synchronous_commit=off."""
         options = " ".join(f"-c {name}={value}" for name, value in settings.items())
         return cls.connect(dsn, autocommit=True, options=options)
+
+    @property
+    def info(self) -> psycopg.ConnectionInfo:
+        """Idle while statements wait: to their callers they have been answered."""
+        return _Idle(self.pgconn) if self._waiting else super().info
 
     def at(self, microseconds: int) -> None:
         self._clock = microseconds
@@ -82,9 +89,15 @@ class Timeline(psycopg.Connection):
             return self._exchange()
         (rows, missed), self._presumed = self._presumed, None
         self._send(query, params, missed)
-        if len(self._waiting) >= _MOST_WAITING:
+        if len(self._waiting) < _MOST_WAITING:
+            self.pgconn.flush()
+        else:
             self._exchange()
         return rows
+
+    def __exit__(self, *_) -> None:
+        """Nothing of it need stay."""
+        self.close()
 
     def _send_clock(self) -> None:
         if self._clock is not None:
@@ -93,7 +106,10 @@ class Timeline(psycopg.Connection):
 
     def _send(self, query: str, params, missed) -> None:
         name, places = self._plans.get(query) or self._parsed(query)
-        self._waiting.append((name, [self._dumped(params[place]) for place in places], missed))
+        if not self._waiting:
+            self.pgconn.enter_pipeline_mode()
+        self.pgconn.send_query_prepared(name, [self._dumped(params[place]) for place in places])
+        self._waiting.append(missed)
 
     def _dumped(self, value) -> bytes | None:
         """As text. psycopg's dumpers take ten times as long for what is most of it."""
@@ -113,6 +129,7 @@ class Timeline(psycopg.Connection):
 
     def _parsed(self, query: str):
         """Parsed once; the server infers each parameter's type from its place."""
+        self._exchange()
         places = list(dict.fromkeys(_PARAMETER.findall(query)))
         name = f"timeline_{len(self._plans)}".encode()
         text = _PARAMETER.sub(lambda found: f"${places.index(found[1]) + 1}", query).replace("%%", "%")
@@ -121,37 +138,33 @@ class Timeline(psycopg.Connection):
         return self._plans[query]
 
     def _exchange(self) -> list[tuple]:
-        """One round trip; the rows of the last statement."""
+        """Ends what was sent; the rows of the last statement."""
         if not self._waiting:
             return []
-        sent, self._waiting = self._waiting, []
-        results = self._piped(sent)
+        results, waiting, self._waiting = self._results(), self._waiting, []
         for result in results:
             _checked(result)
-        last = results[-1]
-        self._adapt.set_pgresult(last)
-        rows = self._adapt.load_rows(0, last.ntuples, tuple)
-        for (_, _, missed), result in zip(sent, results, strict=True):
+        self._adapt.set_pgresult(results[-1])
+        rows = self._adapt.load_rows(0, results[-1].ntuples, tuple)
+        for missed, result in zip(waiting, results, strict=True):
             if missed is not None and not result.ntuples:
                 missed()
         return rows
 
-    def _piped(self, sent) -> list:
-        wire = self.pgconn
-        wire.enter_pipeline_mode()
-        try:
-            for name, given, _ in sent:
-                wire.send_query_prepared(name, given)
-            wire.pipeline_sync()
-            results = []
-            for _ in sent:
-                results.append(wire.get_result())
-                wire.get_result()  # the end of this statement's
-            wire.get_result()  # the sync: all is committed, or nothing
-            return results
-        finally:
-            if wire.status == pq.ConnStatus.OK:
-                wire.exit_pipeline_mode()
+    def _results(self) -> list:
+        wire, results = self.pgconn, []
+        wire.pipeline_sync()
+        for _ in self._waiting:
+            results.append(wire.get_result())
+            wire.get_result()  # the end of this statement's
+        wire.get_result()  # the sync: all is committed, or nothing
+        if wire.status == pq.ConnStatus.OK:
+            wire.exit_pipeline_mode()
+        return results
+
+
+class _Idle(psycopg.ConnectionInfo):
+    transaction_status = pq.TransactionStatus.IDLE
 
 
 class Statement:

@@ -120,7 +120,8 @@ def job_from(row: dict[str, Any]) -> Job:
 def is_result(row) -> bool:
     """Whether what a row names as published is the job's result: by who finished it, else by the last epoch that began.
 
-    What an earlier epoch published stays in the row until another publication replaces it, but nobody shows it as the result.
+    What an earlier epoch published stays in the row until another publication replaces it, but nobody shows it as the
+    result.
     """
     if row.published_epoch is None:
         return False

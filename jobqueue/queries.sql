@@ -475,7 +475,8 @@ select * from jobqueue.{view}
 -- ---------------------------------------------------------------- wake-up: a hint, never the path of correctness
 
 -- name: listen
--- A row of its own each time: one row an owner would have to wait for a producer's open transaction that has just taken it away.
+-- A row of its own each time: one row an owner would have to wait for a producer's open transaction that has just taken
+-- it away.
 with old as (
   delete from jobqueue.listener where id = any (array(
     select l.id from jobqueue.listener l where l.owner = %(owner)s for update skip locked)))

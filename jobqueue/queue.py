@@ -372,7 +372,8 @@ class Queue:
         if job is None:
             return f"Job {job_id} is unknown: never enqueued, rolled back, or its archive row has been pruned."
         with translated(self.conn), self.conn.cursor(row_factory=namedtuple_row) as cursor:
-            return tell(job, cursor.execute(SQL.surroundings, vars(job) | {"payload": None, "history": None}).fetchone())
+            asked = vars(job) | {"payload": None, "history": None}
+            return tell(job, cursor.execute(SQL.surroundings, asked).fetchone())
 
     def _jobs(self, statement: str, asked: dict) -> list[Job]:
         with translated(self.conn), self.conn.cursor(row_factory=dict_row) as cursor:

@@ -1,1 +1,1 @@
-"""The laboratory around the queue: a database to break, time to move, workers to kill, and pictures of what happened."""
+"""The laboratory around the queue: a database to break, time to move, workers to kill, pictures of it all."""

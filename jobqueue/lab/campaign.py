@@ -3,8 +3,9 @@
     report = campaign.run(minutes=10, seed=7)      # its own server, six workers, two reapers, two schedulers
     print(report.text()); report.held
 
-The plan is data (`faults.dumps(report.plan)`), drawn from the seed: kills, freezes past the lease, sessions cut off, database
-crashes and stops, poison jobs, bursts. Which instant meets which statement is not repeatable; the plan and the load are.
+The plan is data (`faults.dumps(report.plan)`), drawn from the seed: kills, freezes past the lease, sessions cut off,
+database crashes and stops, poison jobs, bursts. Which instant meets which statement is not repeatable; the plan and the
+load are.
 """
 
 import json
@@ -71,7 +72,10 @@ class Report:
         lines.append(f"jobs       {self.jobs} enqueued; " + ", ".join(f"{n} {s}" for s, n in self.statuses.items()))
         lines.append(f"leases     {self.lease_losses} lost, highest epoch {self.highest_epoch}")
         lines.append("incidents  " + ", ".join(f"{n} {name}" for name, n in self.incidents.items()))
-        lines += [f"slots      {id}: {jobs} jobs for {slots} slots in {minutes} minutes" for id, jobs, slots, minutes in self.slots]
+        lines += [
+            f"slots      {id}: {jobs} jobs for {slots} slots in {minutes} minutes"
+            for id, jobs, slots, minutes in self.slots
+        ]
         lines.append(f"drained    {self.drain_seconds:.1f} s after the last fault")
         for promise, members in self.broken.items():
             lines.append(f"  {'BROKEN' if members else 'held  '} {promise}" + (f": {members[:10]}" if members else ""))
@@ -82,7 +86,7 @@ class Report:
 
 
 class Steady(inject.Hands):
-    """Goes on where a fault meets nobody: a poison job was quicker, or the database is away. Counts what was really done."""
+    """Goes on where a fault meets nobody (a poison job was quicker, the database is away); counts what was done."""
 
     def __init__(self, fleet: Fleet, server):
         super().__init__(fleet, server)
@@ -93,7 +97,9 @@ class Steady(inject.Hands):
     def _try(self, name: str, act, *given) -> None:
         try:
             act(*given)
-            self.done[" ".join([name.replace("_", " "), *given[:1]]) if name == "stop_database" else name.replace("_", " ")] += 1
+            self.done[
+                " ".join([name.replace("_", " "), *given[:1]]) if name == "stop_database" else name.replace("_", " ")
+            ] += 1
         except (FleetError, InfrastructureError, psycopg.OperationalError):
             self.done["missed"] += 1
 
@@ -116,12 +122,16 @@ def plan(minutes: float, seed: int, workers: int = WORKERS) -> list[faults.Fault
 
 
 def run(minutes: float = 10, seed: int = 7, *, prefix=None, progress: bool = True) -> Report:
-    """The whole campaign on a server of its own; nothing is left running. Raises JobQueueError where it can't be run."""
+    """The whole campaign on a server of its own; nothing is left running. Raises JobQueueError if it can't be run."""
     faulted = plan(minutes, seed)
-    load = workload.poisson(rate=RATE, service=workload.exponential(SERVICE_SECONDS), n=max(100, int(RATE * minutes * 60)))
+    load = workload.poisson(
+        rate=RATE, service=workload.exponential(SERVICE_SECONDS), n=max(100, int(RATE * minutes * 60))
+    )
     with database.Server(prefix) as server:
         _prepare(server.dsn)
-        feed = Feed(server.dsn, load.draw(seed), name=f"campaign-{seed}", options={"record": "transaction"}, max_attempts=100)
+        feed = Feed(
+            server.dsn, load.draw(seed), name=f"campaign-{seed}", options={"record": "transaction"}, max_attempts=100
+        )
         with _fleet(server.dsn) as fleet:
             feed.start()
             injected = _inject(faulted, Steady(fleet, server), minutes, progress)
@@ -141,7 +151,11 @@ def _fleet(dsn: str) -> Fleet:
     loops = ("reaper", "reaper-2", "scheduler", "scheduler-2", "janitor")
     reaper = ("--outage-grace-seconds", str(REAPER_GRACE_SECONDS), "--poll-seconds", "0.5")
     return Fleet(
-        dsn, size=WORKERS, loops=loops, arguments={"reaper": reaper}, environment=handlers.environment(lease_seconds=LEASE_SECONDS)
+        dsn,
+        size=WORKERS,
+        loops=loops,
+        arguments={"reaper": reaper},
+        environment=handlers.environment(lease_seconds=LEASE_SECONDS),
     )
 
 
@@ -212,7 +226,10 @@ def _verdict(server, feed: Feed, report: Report) -> Report:
             "no job is attempted over its budget": members(SQL.over_budget),
             "every slot fires exactly once": [row for row in slots if not row[1] == row[2] == row[3]],
         }
-        found = {"statuses": dict(conn.execute(SQL.counts).fetchall()), "incidents": dict(conn.execute(SQL.incidents).fetchall())}
+        found = {
+            "statuses": dict(conn.execute(SQL.counts).fetchall()),
+            "incidents": dict(conn.execute(SQL.incidents).fetchall()),
+        }
     jobs = sum(found["statuses"].values())
     known = asdict(report) | found | {"plan": report.plan, "jobs": jobs, "slots": slots, "broken": broken}
     return Report(**known | {"lease_losses": lease_losses, "highest_epoch": highest_epoch})

@@ -1,7 +1,8 @@
 -- What a campaign's verdict is read from. Every query returns the members, not only how many there are.
 
 -- name: counts
-select status, count(*) from (select status from jobqueue.job union all select status from jobqueue.job_archive) all_jobs
+select status, count(*)
+from (select status from jobqueue.job union all select status from jobqueue.job_archive) all_jobs
 group by status order by status
 
 -- name: unfinished
@@ -14,11 +15,13 @@ left join (select id, status from jobqueue.job union all select id, status from 
 where j.id is null or j.status <> 'done' order by fed.id
 
 -- name: duplicated
-select job_id from jobqueue_lab.effect where destination = 'transaction' group by job_id having count(*) > 1 order by job_id
+select job_id from jobqueue_lab.effect where destination = 'transaction'
+group by job_id having count(*) > 1 order by job_id
 
 -- name: missing
 -- Done, but its effect is not there: a completion that was sent again without its transaction would do that.
-select j.id from (select id, status, payload from jobqueue.job union all select id, status, payload from jobqueue.job_archive) j
+select j.id
+from (select id, status, payload from jobqueue.job union all select id, status, payload from jobqueue.job_archive) j
 where j.status = 'done' and j.payload ->> 'record' = 'transaction'
   and not exists (select from jobqueue_lab.effect e where e.job_id = j.id and e.destination = 'transaction')
 order by j.id

@@ -1,4 +1,4 @@
-"""`python -m jobqueue lab …`: the laboratory run, a campaign of faults, the review pack; each exits 1 where a promise broke."""
+"""`python -m jobqueue lab …`: the laboratory run and a campaign of faults; each exits 1 where a promise broke."""
 
 import argparse
 import os

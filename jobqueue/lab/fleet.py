@@ -55,7 +55,8 @@ class Fleet:
     """`size` workers and the `loops`, running from enter to exit; exit stops them in peace and kills what is left.
 
     A target is a worker's index or a loop's name; "scheduler-2" is another `python -m jobqueue scheduler`.
-    `arguments` go to `python -m jobqueue ROLE`, by role. `environment` is added to the children's; `logs` keeps their logs in a directory that outlives the fleet.
+    `arguments` go to `python -m jobqueue ROLE`, by role. `environment` is added to the children's; `logs` keeps their
+    logs in a directory that outlives the fleet.
     """
 
     def __init__(self, dsn: str, handlers: str = "jobqueue.lab.handlers:HANDLERS", size: int = 4, *,

@@ -1,7 +1,9 @@
--- What a fleet asks the database about its workers. Sessions are told apart by application_name: a worker's is its owner.
+-- What a fleet asks the database about its workers. Sessions are told apart by application_name: a worker's is its
+-- owner.
 
 -- name: sessions
-select application_name, count(*) from pg_stat_activity where application_name = any(%(owners)s) group by application_name
+select application_name, count(*) from pg_stat_activity
+where application_name = any(%(owners)s) group by application_name
 
 -- name: cut
 -- As an administrator's command does: 57P01 for the worker, which reconnects. MATERIALIZED, because a WHERE with both

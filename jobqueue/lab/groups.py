@@ -35,8 +35,14 @@ def two_sessions(lab: Bench) -> None:
     a, b = lab.session("A"), lab.session("B")
     first, second = a.enqueue("mail").id, a.enqueue("mail").id
     with a.conn.transaction(), b.conn.transaction():
-        taken = [queue.conn.execute(SQL.claim, CLAIM | {"owner": name}).fetchall() for queue, name in ((a, "A"), (b, "B"))]
-        lab.see("jobs of A and B before either transaction ends", [[row[0] for row in rows] for rows in taken], [[first], [second]])
+        taken = [
+            queue.conn.execute(SQL.claim, CLAIM | {"owner": name}).fetchall() for queue, name in ((a, "A"), (b, "B"))
+        ]
+        lab.see(
+            "jobs of A and B before either transaction ends",
+            [[row[0] for row in rows] for rows in taken],
+            [[first], [second]],
+        )
 
 
 @group("select and mark in one transaction", "What does a crash between choosing a job and marking it leave?")
@@ -44,9 +50,15 @@ def one_transaction(lab: Bench) -> None:
     a, b = lab.session("A"), lab.session("B")
     id = a.enqueue("mail").id
     with a.conn.transaction(force_rollback=True):
-        lab.see("A's claim, not yet committed", [row[0] for row in a.conn.execute(SQL.claim, CLAIM | {"owner": "A"})], [id])
+        lab.see(
+            "A's claim, not yet committed", [row[0] for row in a.conn.execute(SQL.claim, CLAIM | {"owner": "A"})], [id]
+        )
     job = b.get(id)
-    lab.see("the row after A's rollback", f"{job.status}, epoch {job.epoch}, attempts {job.attempts}", "ready, epoch 0, attempts 0")
+    lab.see(
+        "the row after A's rollback",
+        f"{job.status}, epoch {job.epoch}, attempts {job.attempts}",
+        "ready, epoch 0, attempts 0",
+    )
     lab.see("B's claim", b.claim("B"), f"job {id}, epoch 1")
 
 
@@ -131,7 +143,11 @@ def complete_once(lab: Bench) -> None:
     lab.see("the same again", a.complete(lease), "ALREADY_APPLIED")
     lab.see("rows of the repeated UPDATE", next(s.rows for s in reversed(lab.sent) if s.statement == "complete"), 0)
     lab.see("reconcile", a.reconcile(lease), "ALREADY_APPLIED")
-    lab.see("reconcile with the candidate", a.reconcile(lease, name="report.txt", digest=candidate.digest), "ALREADY_APPLIED")
+    lab.see(
+        "reconcile with the candidate",
+        a.reconcile(lease, name="report.txt", digest=candidate.digest),
+        "ALREADY_APPLIED",
+    )
     found = publication.verify(a.conn, lab.folder, lease.id)
     lab.see("epoch, file and hash", (found.state, found.epoch, found.digest), ("available", 1, candidate.digest))
 
@@ -184,7 +200,11 @@ def orphan_sweep(lab: Bench) -> None:
     candidate = publication.write(lab.folder, second, b"about to be published")
     with a.conn.transaction():
         a.publish(second, "report.txt", candidate.digest)
-        lab.see("swept while the publication is not committed", publication.sweep(janitor.conn, lab.folder, grace_seconds=0), 1)
+        lab.see(
+            "swept while the publication is not committed",
+            publication.sweep(janitor.conn, lab.folder, grace_seconds=0),
+            1,
+        )
     lab.see("the orphan is gone", orphan.path.exists(), False)
     lab.see("the published file", publication.verify(a.conn, lab.folder, second.id).state, "available")
 

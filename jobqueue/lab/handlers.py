@@ -62,7 +62,7 @@ def stuck(lease: Lease, context) -> None:
 
 
 def record(lease: Lease, context, *, outside: bool = True) -> None:
-    """One row outside, which a repeated execution repeats; one inside, which is there once if the queue keeps its promise."""
+    """One row outside, which a repeated execution repeats; one inside, there once if the queue keeps its promise."""
     row = {"job_id": lease.id, "epoch": lease.epoch, "owner": lease.owner}
     if outside:
         with psycopg.connect(os.environ["JOBQUEUE_DSN"], autocommit=True) as conn:

@@ -1,9 +1,11 @@
-"""The laboratory run: each promise shown on a cluster of its own, with the statements sent, the rows counted, and a verdict.
+"""The laboratory run: each promise shown on a cluster of its own, with the statements sent, the rows counted, and a
+verdict.
 
     python -m jobqueue lab [--postgres-prefix DIR] --output NEW.json
 
-A group answers one question. What it does is recorded by the cursors themselves: who sent which statement of queries.sql, and
-how many rows it changed or returned. What it must show is a list of observations, each with what was expected.
+A group answers one question. What it does is recorded by the cursors themselves: who sent which statement of
+queries.sql, and how many rows it changed or returned. What it must show is a list of observations, each with what was
+expected.
 """
 
 import contextlib
@@ -122,7 +124,8 @@ def group(name: str, question: str, *, virtual: bool = False):
 
 
 def run(output: str | Path | None, prefix=None, *, project: str = PROJECT, progress: bool = True) -> dict:
-    """All groups on a server of its own; writes `output` (which must not exist: nothing is overwritten). The JSON's value.
+    """All groups on a server of its own; writes `output` (which must not exist: nothing is overwritten). The JSON's
+    value.
 
     Raises InvalidInput where the output exists or can't be written.
     """
@@ -171,8 +174,15 @@ def _play(dsn: str, name: str, question: str, virtual: bool, function: Callable[
                 function(bench)
             except Skip as reason:
                 return Group(name, question, bench.sent, bench.observations, "skipped", str(reason))
-            except (JobQueueError, psycopg.Error, AttributeError, ValueError) as error:  # it went where no promise allows
-                return Group(name, question, bench.sent, bench.observations, "broken", f"{type(error).__name__}: {error}")
+            except (
+                JobQueueError,
+                psycopg.Error,
+                AttributeError,
+                ValueError,
+            ) as error:  # it went where no promise allows
+                return Group(
+                    name, question, bench.sent, bench.observations, "broken", f"{type(error).__name__}: {error}"
+                )
             held = bool(bench.observations) and all(each.held for each in bench.observations)
             return Group(name, question, bench.sent, bench.observations, "held" if held else "broken")
     finally:

@@ -1,4 +1,5 @@
-"""The failure matrix: for every state that support may meet, what shows it, what may be done, by whom, and when to stop.
+"""The failure matrix: for every state that support may meet, what shows it, what may be done, by whom, and when to
+stop.
 
     found = matrix.run()                        # drives a real queue into each state; found.frame(), found.markdown()
     found.save("data/exports")                  # Markdown, CSV, HTML, the state diagram
@@ -57,7 +58,9 @@ class Matrix:
     def frame(self) -> pd.DataFrame:
         return pd.DataFrame([[getattr(entry, name) for name in COLUMNS] for entry in self.entries], columns=COLUMNS)
 
-    def retention(self, jobs_per_day: int = 20_000, candidate_bytes: int = 100_000, orphan_share: float = 0.01) -> pd.DataFrame:
+    def retention(
+        self, jobs_per_day: int = 20_000, candidate_bytes: int = 100_000, orphan_share: float = 0.01
+    ) -> pd.DataFrame:
         """Bytes a day that jobs, archive, keys and orphans keep, for so many jobs with one candidate each."""
         kept = {f"{name} rows": size * jobs_per_day for name, size in self.bytes_per_job.items()}
         kept["published files"] = candidate_bytes * jobs_per_day
@@ -68,15 +71,17 @@ class Matrix:
         head = f"# Failure matrix of {self.project}\n\nPostgreSQL {self.version}. {COMPLETE}\n"
         body = "\n".join(_section(entry) for entry in self.entries)
         cost = "\n".join(f"| {what} | {size:,} |" for what, size in self.retention().itertuples(index=False))
-        return f"{head}\n{body}\n## What keeping the evidence costs\n\n20,000 jobs a day\n\n| what | bytes a day |\n|---|---|\n{cost}\n"
+        costs = f"## What keeping the evidence costs\n\n20,000 jobs a day\n\n| what | bytes a day |\n|---|---|\n{cost}"
+        return f"{head}\n{body}\n{costs}\n"
 
     def html(self) -> str:
         rows = "".join(_row("td", [getattr(entry, name) for name in COLUMNS]) for entry in self.entries)
         title = html.escape(f"Failure matrix of {self.project}")
-        style = "body{font:14px sans-serif}td,th{border:1px solid #999;padding:4px;vertical-align:top}pre{white-space:pre-wrap}"
+        style = "body{font:14px sans-serif}table{border-collapse:collapse}td,th{border:1px solid #999;padding:4px}"
         return (
-            f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{style}table{{border-collapse:collapse}}"
-            f"</style><h1>{title}</h1><p>{html.escape(COMPLETE)}</p><table>{_row('th', list(COLUMNS))}{rows}</table></html>\n"
+            f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{style}</style>"
+            f"<h1>{title}</h1><p>{html.escape(COMPLETE)}</p>"
+            f"<table>{_row('th', list(COLUMNS))}{rows}</table></html>\n"
         )
 
     def save(self, folder: str | Path) -> list[Path]:
@@ -124,7 +129,7 @@ STATES: list[tuple[str, str, str, str, Callable[[Drive], tuple[str, dict]]]] = [
 
 
 def state(name: str, action: str, responsible: str, roll_back: str):
-    """Registers a function that drives the system into the state and returns the query that shows it, with its arguments."""
+    """Registers a function that drives the system into the state; it returns the query that shows it, and arguments."""
 
     def register(function):
         STATES.append((name, action, responsible, roll_back, function))
@@ -133,7 +138,8 @@ def state(name: str, action: str, responsible: str, roll_back: str):
     return register
 
 
-@state("enqueue not committed", "none: nobody can see the job; end or roll back the producer's transaction", "producer's team",
+@state("enqueue not committed",
+       "none: nobody can see the job; end or roll back the producer's transaction", "producer's team",
        "the transaction is older than its own timeout")  # fmt: skip
 def _not_committed(drive: Drive):
     conn = drive.stack.enter_context(psycopg.connect(drive.dsn))
@@ -145,7 +151,12 @@ def _ready(drive: Drive):
     return SQL.due, {"id": drive.queue.enqueue("mail").id}
 
 
-@state("waiting for a retry", "none until run_at; read last_error", "owner of the handler", "the same error on every attempt")
+@state(
+    "waiting for a retry",
+    "none until run_at; read last_error",
+    "owner of the handler",
+    "the same error on every attempt",
+)
 def _retry(drive: Drive):
     lease = drive.running()
     drive.queue.fail(lease, "the mail server said no", delay_seconds=3600)
@@ -171,7 +182,8 @@ def _ended(drive: Drive):
     return SQL.lease, {"id": drive.expired().id}
 
 
-@state("ended and locked by an open transaction", "end the transaction that holds the row (pg_stat_activity)", "database team",
+@state("ended and locked by an open transaction",
+       "end the transaction that holds the row (pg_stat_activity)", "database team",
        "idle_in_transaction_session_timeout does not end it")  # fmt: skip
 def _held(drive: Drive):
     lease = drive.expired()
@@ -213,7 +225,12 @@ def _unavailable(drive: Drive):
     return SQL.published, {"id": id, "found": f"{found.state}: {found.reason.replace(str(drive.folder), 'DIR')}"}
 
 
-@state("done", "none", "nobody", "the effect is not at its destination: then the handler acted outside the job's transaction")
+@state(
+    "done",
+    "none",
+    "nobody",
+    "the effect is not at its destination: then the handler acted outside the job's transaction",
+)
 def _done(drive: Drive):
     lease = drive.running()
     drive.queue.complete(lease)
@@ -235,7 +252,8 @@ def _dead(drive: Drive):
     return SQL.ends, {"id": lease.id}
 
 
-@state("dead: attempts exhausted by lost leases", "look for what kills its workers before any redrive", "owner of the handler",
+@state("dead: attempts exhausted by lost leases",
+       "look for what kills its workers before any redrive", "owner of the handler",
        "another worker dies with it")  # fmt: skip
 def _poison(drive: Drive):
     drive.queue.enqueue("mail", max_attempts=1)
@@ -245,7 +263,8 @@ def _poison(drive: Drive):
     return SQL.ends, {"id": lease.id}
 
 
-@state("cancelled while running", "tell what may already have happened (cancel's sentence); redrive on request", "support",
+@state("cancelled while running",
+       "tell what may already have happened (cancel's sentence); redrive on request", "support",
        "its effect must be undone at the destination")  # fmt: skip
 def _cancelled(drive: Drive):
     lease = drive.running()
@@ -262,14 +281,20 @@ def _archived(drive: Drive):
     return SQL.archived, {"id": lease.id}
 
 
-@state("key known", "none: the second request got the first job's id", "producer's team", "matches was false: two requests, one key")
+@state(
+    "key known",
+    "none: the second request got the first job's id",
+    "producer's team",
+    "matches was false: two requests, one key",
+)
 def _key(drive: Drive):
     for _ in range(2):
         drive.queue.enqueue("mail", key="welcome/ada")
     return SQL.key, {"key": "welcome/ada"}
 
 
-@state("slots missed", "decide whether the report of those days is needed: misfire=all runs them", "owner of the schedule",
+@state("slots missed",
+       "decide whether the report of those days is needed: misfire=all runs them", "owner of the schedule",
        "the next slot is missed, too: is a scheduler running?")  # fmt: skip
 def _missed(drive: Drive):
     schedules = Schedules(drive.queue.conn)
@@ -305,7 +330,9 @@ def _entry(dsn: str, folder: Path, name: str, action: str, responsible: str, rol
         found = asked.pop("found", None)
         rows = drive.look(statement, **asked)
         shown = "; ".join(", ".join(f"{k} {_value(v)}" for k, v in row.items()) for row in rows) or "no row"
-        return Entry(name, f"{shown}; {found}" if found else shown, _pasted(statement, asked), action, responsible, roll_back)
+        return Entry(
+            name, f"{shown}; {found}" if found else shown, _pasted(statement, asked), action, responsible, roll_back
+        )
 
 
 def _published_job(drive: Drive) -> int:
@@ -322,7 +349,9 @@ def _weighed(dsn: str) -> dict[str, int]:
     with database.scratch(dsn) as own, psycopg.connect(own, autocommit=True) as conn:
         queue = Queue(conn)
         queue.install()
-        queue.enqueue_many([{"type": "mail", "payload": {"to": f"user-{n}"}, "key": f"k/{n}"} for n in range(COST_JOBS)])
+        queue.enqueue_many(
+            [{"type": "mail", "payload": {"to": f"user-{n}"}, "key": f"k/{n}"} for n in range(COST_JOBS)]
+        )
         for _ in range(COST_JOBS // 1000):
             queue.complete_many(list(queue.claim("worker-1", limit=1000)))
         conn.execute(SQL.tidy)
@@ -349,7 +378,8 @@ def _pasted(statement: str, asked: dict) -> str:
 
 def _section(entry: Entry) -> str:
     return (
-        f"## {entry.state}\n\n- observed: {entry.observed}\n- action allowed: {entry.action}\n- responsible: {entry.responsible}\n"
+        f"## {entry.state}\n\n- observed: {entry.observed}\n- action allowed: {entry.action}\n"
+        f"- responsible: {entry.responsible}\n"
         f"- criterion to roll back: {entry.roll_back}\n\n```sql\n{entry.query}\n```\n"
     )
 
@@ -357,5 +387,3 @@ def _section(entry: Entry) -> str:
 def _row(cell: str, values: list[str]) -> str:
     cells = "".join(f"<{cell}>{html.escape(str(value))}</{cell}>" for value in values)
     return f"<tr>{cells}</tr>"
-
-

@@ -15,7 +15,8 @@ select h ->> 'event' as event, h ->> 'owner' as owner, (h ->> 'epoch')::int as e
 from jobqueue.job, jsonb_array_elements(history) h where id = %(id)s
 
 -- name: published
-select id, status, published_name, left(published_digest, 12) as digest, published_epoch, epoch from jobqueue.job where id = %(id)s
+select id, status, published_name, left(published_digest, 12) as digest, published_epoch, epoch
+from jobqueue.job where id = %(id)s
 
 -- name: archived
 select id, status, finished_epoch, finished_by from jobqueue.job_archive where id = %(id)s

@@ -1,11 +1,11 @@
 """The rules of known designs, injected into this queue, through the same episodes and checkers: what each lets through.
 
-    found = profiles.compare()          # Cell by cell: design × episode → the anomalies, with the calls that led there
+    found = profiles.compare()          # design × episode → anomalies, with the calls that led there
     profiles.table(found)               # the matrix as a frame; found[…].trace is the shortest way there
 
-A profile changes the rule and nothing else, so the matrix compares rules, not products. Two anomalies are judged here, beside
-`lab.checks`: two executions at once (a second worker starts while the first is alive and has been told nothing), and a job
-that counts as over although nobody did its work.
+A profile changes the rule and nothing else, so the matrix compares rules, not products. Two anomalies are judged here,
+beside `lab.checks`: two executions at once (a second worker starts while the first is alive and has been told nothing),
+and a job that counts as over although nobody did its work.
 """
 
 from collections.abc import Callable, Iterator
@@ -70,7 +70,8 @@ PROFILES = (
     Profile("heartbeat by id", "whoever knows the job's number renews its lease", _unfenced("heartbeat")),
     Profile("delete on claim", "the row is gone when the work begins", deletes_on_claim=True, beats=False),
     Profile(
-        "visibility timeout", "a lease, but no fence: a late answer counts", _unfenced("complete", "heartbeat", "publish"),
+        "visibility timeout", "a lease, but no fence: a late answer counts",
+        _unfenced("complete", "heartbeat", "publish"),
     ),
     Profile(
         "session lock", "the job is held by a database session; lost with it",
@@ -201,7 +202,7 @@ EPISODES: dict[str, Callable[[Stage], None]] = {
 
 
 def compare(dsn: str | None = None) -> list[Cell]:
-    """Every profile through every episode, in a virtual database of its own (on the server of `dsn`, or one of its own)."""
+    """Every profile through every episode, in a virtual database (on the server of `dsn`, or one of its own)."""
     with ExitStack() as stack:
         server = dsn or stack.enter_context(database.start())
         own = stack.enter_context(explorer.virtual_database(server))
@@ -211,7 +212,9 @@ def compare(dsn: str | None = None) -> list[Cell]:
 
 def table(cells: list[Cell]) -> pd.DataFrame:
     """One row a design, one column an episode; `held` where nothing was let through."""
-    frame = pd.DataFrame([(c.profile, c.episode, ", ".join(c.anomalies) or "held") for c in cells], columns=["design", "episode", "seen"])
+    frame = pd.DataFrame(
+        [(c.profile, c.episode, ", ".join(c.anomalies) or "held") for c in cells], columns=["design", "episode", "seen"]
+    )
     names = [profile.name for profile in PROFILES]
     return frame.pivot(index="design", columns="episode", values="seen").loc[names, list(EPISODES)]
 

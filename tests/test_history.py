@@ -1,10 +1,12 @@
 """Histories: what a recorder keeps of each call, killed or not; what the rows say; JSON lines; merging."""
+import threading
 from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 
-from jobqueue import InfrastructureError, JobQueueError, Outcome, Queue
+from helpers import wait_until
+from jobqueue import InfrastructureError, JobQueueError, Outcome, Queue, Worker, loop
 from jobqueue.errors import InvalidInput
 from jobqueue.lab import checks, handlers, history
 from jobqueue.lab.history import Call, Effect, History, Recorder, Row, Slot
@@ -123,6 +125,27 @@ def test_a_file_read_back_is_what_the_recorder_has(virtual_queue, tmp_path):
     written.enqueue("mail", key="k")
     written.complete_many(list(written.claim("A")))
     assert history.read(tmp_path / "worker.jsonl") == written.history
+
+
+def test_what_a_real_workers_loops_did_is_on_record(dsn, queue, conn, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "Queue", loop.Queue)  # is put back afterwards
+    history.record_process(tmp_path)
+    good, bad = (queue.enqueue(type, max_attempts=1).id for type in ("good", "bad"))
+    worker = Worker(dsn, {"good": lambda lease, context: None, "bad": lambda lease, context: 1 / 0}, concurrency=1)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_until(lambda: [queue.get(job).status for job in (good, bad)] == ["done", "dead"])
+    worker.stop()
+    thread.join(20)
+    told = history.merge(*map(history.read, tmp_path.glob("*.jsonl")), history.from_database(conn, settled=True))
+    assert ([(call.verb, call.outcome) for call in told.of_job(good)], [(call.verb, call.outcome) for call in told.of_job(bad)],
+            checks.check(told)) == ([("claim", None), ("complete", "APPLIED")], [("claim", None), ("fail", "APPLIED")], [])
+
+
+def test_a_recorder_that_keeps_nothing_writes_all_the_same(virtual_queue, tmp_path):
+    written = Recorder(virtual_queue, "worker-1", file=tmp_path / "worker.jsonl", keep=False)
+    written.enqueue("mail")
+    assert (written.calls, [call.verb for call in history.read(tmp_path / "worker.jsonl").calls]) == ((), ["enqueue"])
 
 
 def test_what_a_recorder_does_not_record_goes_to_the_queue(recorder):

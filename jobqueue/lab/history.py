@@ -11,6 +11,8 @@ is there. Times are the database's, asked for before and after each call; a work
 
 import itertools
 import json
+import os
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +25,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
+from .. import loop
 from ..cron import Cron
 from ..errors import InfrastructureError, InvalidInput, JobQueueError
 from ..model import Lease
@@ -287,6 +290,21 @@ def _text(value) -> str:
 
 # ---------------------------------------------------------------- recording
 
+
+def record_process(folder: str | Path) -> None:
+    """Every queue that a loop of this process opens from now on is on record, a file of its own each in `folder`.
+
+    For real workers: call it where their handlers are defined. Costs two short statements a call, for the time.
+    """
+    numbers = itertools.count(1)
+
+    def opened(conn: psycopg.Connection) -> Recorder:
+        name = f"{socket.gethostname()}-{os.getpid()}-{next(numbers)}"
+        return Recorder(Queue(conn), name, file=Path(folder, f"{name}.jsonl"), keep=False)
+
+    loop.Queue = opened  # type: ignore[assignment, misc]
+
+
 _LEASED = ("heartbeat", "complete", "fail", "release", "publish")
 _BATCHES = {"heartbeat_many": "heartbeat", "complete_many": "complete"}
 
@@ -300,9 +318,15 @@ class Recorder:
     """
 
     def __init__(
-        self, queue: Queue, client: str, *, file: str | Path | None = None, clock: Callable[[], datetime] | None = None
+        self,
+        queue: Queue,
+        client: str,
+        *,
+        file: str | Path | None = None,
+        clock: Callable[[], datetime] | None = None,
+        keep: bool = True,
     ):
-        self._queue, self._client = queue, client
+        self._queue, self._client, self._keeps = queue, client, keep
         self._clock = clock or (lambda: _database_now(queue.conn))
         self._file = open(file, "a", encoding="utf-8", buffering=1) if file else None  # noqa: SIM115 - a log, open for life
         self._lock, self._next = threading.Lock(), itertools.count(1)
@@ -368,6 +392,16 @@ class Recorder:
     def fail(self, lease: Lease, error, **rest):
         return self._spoken("fail", lease, lambda: self._queue.fail(lease, error, **rest))
 
+    def fail_and_tell(self, lease: Lease, error, **rest):
+        told: list = []
+
+        def send():
+            told.extend(self._queue.fail_and_tell(lease, error, **rest))
+            return told[0]
+
+        self._spoken("fail", lease, send)
+        return tuple(told)
+
     def release(self, lease: Lease, reason: str, **rest):
         return self._spoken("release", lease, lambda: self._queue.release(lease, reason, **rest))
 
@@ -396,8 +430,14 @@ class Recorder:
         return told
 
     def reap(self, **rest):
+        return self._reaped(lambda: self._queue.reap(**rest))
+
+    def reap_by_type(self, **rest):
+        return self._reaped(lambda: self._queue.reap_by_type(**rest))
+
+    def _reaped(self, send):
         [begun] = self._begun([Call(self._client, 0, "reap")])
-        told = self._sent([begun], lambda: self._queue.reap(**rest))
+        told = self._sent([begun], send)
         ends = [{"job_id": one.id, "owner": one.owner, "epoch": one.epoch, "outcome": one.status} for one in told]
         self._each(begun, ends)
         return told
@@ -466,7 +506,8 @@ class Recorder:
 
     def _keep(self, call: Call) -> None:
         with self._lock:
-            self._calls[call.n] = call
+            if self._keeps:
+                self._calls[call.n] = call
             if self._file:
                 self._file.write(json.dumps({"calls": _bare_call(call)}, default=_text) + "\n")
 

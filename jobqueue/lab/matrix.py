@@ -22,7 +22,7 @@ from .. import publication
 from ..queue import Queue
 from ..schedules import Schedules
 from ..sql import statements, text
-from . import database
+from . import charts, database, export
 from .laboratory import PROJECT
 
 SQL = statements(text("lab/matrix.sql"))
@@ -85,7 +85,7 @@ class Matrix:
         )
 
     def save(self, folder: str | Path) -> list[Path]:
-        """failure-matrix.md, .csv, .html and retention.csv in `folder`; returns their paths."""
+        """failure-matrix.md, .csv, .html, retention.csv and the state diagram in `folder`; returns their paths."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         files = {
@@ -96,7 +96,8 @@ class Matrix:
         }
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
-        return [folder / name for name in files]
+        diagram = export.save(charts.states(), "states", self.frame()[["state", "query"]], directory=folder)
+        return [*(folder / name for name in files), *map(Path, diagram)]
 
 
 @dataclass

@@ -7,6 +7,7 @@ from jobqueue.lab.charts.failures import attempts_to_death, dead_letters, lease_
 from jobqueue.lab.charts.life import life
 from jobqueue.lab.charts.live import counts, fault_lane, overview, queue_age, worker_lanes
 from jobqueue.lab.charts.policy import contention, delay_by_attempt, herd, retry_herd
+from jobqueue.lab.charts.states import states
 
 __all__ = [
     "age_against_load",
@@ -29,6 +30,7 @@ __all__ = [
     "retry_herd",
     "running_by_type",
     "slot_ledger",
+    "states",
     "trace",
     "week",
     "worker_lanes",

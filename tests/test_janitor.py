@@ -420,38 +420,50 @@ def test_sigterm_stops_the_process_between_batches(dsn, conn):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_janitors_move_200_000_rows_and_claims_stay_quick(dsn, conn, queue):
-    """Nothing lost or doubled; the median and the 99th percentile of claims meanwhile are far under 50 ms."""
+    """Nothing lost or doubled. 99 of 100 claims take under 50 ms, or three times what they take without a janitor."""
     for status, count in (("done", 200_000), ("cancelled", 500), ("dead", 20)):
         finished(conn, status, 2 * DAY, count=count)
     conn.execute("vacuum analyze jobqueue.job")
     queue.enqueue_many([{"type": "mail"}] * 1_000)
     options = {"archive_after_seconds": {"done": DAY, "cancelled": DAY, "dead": 30 * DAY}}
+    quiet = claims(queue, lambda claimed: claimed < 300)
     started = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(clean, dsn, **options) for _ in range(2)]
-        took = []
-        while not all(one.done() for one in running):
-            begun = time.perf_counter()
-            leases = list(queue.claim("A", limit=10))
-            took.append(time.perf_counter() - begun)
-            queue.complete_many(leases)
-            queue.enqueue_many([{"type": "mail"}] * len(leases))
+        busy = claims(queue, lambda claimed: not all(one.done() for one in running))
         moved = [one.result() for one in running]
-    seconds = time.monotonic() - started
-    took.sort()
-    middle, high = took[len(took) // 2], took[int(len(took) * 0.99)]
-    print(
-        f"\n{sum(moved)} rows in {seconds:.1f} s by two ({moved}); {len(took)} claims: median {middle * 1e3:.1f} ms, "
-        f"99 % {high * 1e3:.1f} ms, longest {took[-1] * 1e3:.1f} ms"
+    print(f"\n{sum(moved)} rows in {time.monotonic() - started:.1f} s by two {moved}")
+    print("\n".join(f"{name}: {told(took)}" for name, took in (("claims without", quiet), ("claims meanwhile", busy))))
+    left = conn.execute(
+        "select status, count(*) from jobqueue.job where created_at < jobqueue.now() - interval '1 day' group by 1"
     )
-    left = conn.execute("""select count(*) filter (where status = 'dead'), count(*) filter (where status in
-              ('done', 'cancelled')
-                             and finished_at < jobqueue.now() - interval '1 day') from jobqueue.job""").fetchone()
-    assert (sum(moved), len(archived(conn)), left, min(moved) > 10_000, middle < 0.05, high < 0.05) == (
+    assert (sum(moved), len(archived(conn)), left.fetchall(), min(moved) > 10_000) == (
         200_500,
         200_500,
-        (20, 0),
+        [("dead", 20)],
         True,
-        True,
-        True,
+    )
+    assert part(busy, 0.99) < max(0.05, 3 * part(quiet, 0.99))
+
+
+def claims(queue, go_on):
+    """Seconds that each claim of ten took, sorted."""
+    took = []
+    while go_on(len(took)):
+        begun = time.perf_counter()
+        leases = list(queue.claim("A", limit=10))
+        took.append(time.perf_counter() - begun)
+        queue.complete_many(leases)
+        queue.enqueue_many([{"type": "mail"}] * len(leases))
+    return sorted(took)
+
+
+def part(took, share):
+    return took[int((len(took) - 1) * share)]
+
+
+def told(took):
+    return (
+        ", ".join(f"{share:.0%} within {part(took, share) * 1e3:.1f} ms" for share in (0.5, 0.99, 1))
+        + f" ({len(took)})"
     )

@@ -37,6 +37,7 @@ class Endings:
                     error,
                 )
                 self._shift.drop(item[0])
+                self._shift.bell.ring()
         self.session.drop()
 
     def _tell(self, queue: Queue, held: Held, end: End) -> None:

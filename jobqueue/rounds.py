@@ -99,9 +99,10 @@ class Rounds:
             self._shift.take([Held(lease, self._worker.handlers[lease.type], sent) for lease in claim])
             for held, outcome in zip(finished, outcomes, strict=True):
                 self._answered(held, outcome)
-        except BaseException:  # a KeyboardInterrupt, too, may come after the commit: nothing is known of it now
+        except BaseException as error:  # a KeyboardInterrupt, too, may come after the commit: nothing is known of it now
             self._shift.finished.extendleft(reversed(finished))
-            self._cut_off(claiming=bool(sent and slots + ahead))
+            refused = isinstance(error, JobQueueError) and self.session.is_open  # in so many words, by the server
+            self._cut_off(claiming=bool(sent and slots + ahead and not refused))
             raise
         if slots + ahead:
             self._claimed(queue, len(claim))

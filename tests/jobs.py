@@ -11,8 +11,6 @@ import psycopg
 
 from jobqueue import Handler
 
-SIMPLE = {"quick": lambda lease, context: None}
-
 
 def sleep(lease, context):
     time.sleep(lease.payload["seconds"])
@@ -50,7 +48,7 @@ def leave(lease, context):
 
 
 HANDLERS = {
-    "quick": SIMPLE["quick"],
+    "quick": Handler(lambda lease, context: None, lease_seconds=1),
     "sleep": Handler(sleep, lease_seconds=2),
     "obedient": Handler(obedient, lease_seconds=2),
     "stuck": Handler(stuck, lease_seconds=2, timeout_seconds=0.5),

@@ -1,7 +1,7 @@
 """A door to PostgreSQL on a unix socket of its own that can cut a session before or after a chosen message has passed.
 
-The protocol's messages are a type byte and a length; what is watched for is a marker in a request (`COMMIT`, a statement's
-text), and the reply to it that ends with ReadyForQuery (`Z`).
+What is watched for is a marker in a request (`COMMIT`, a statement's text), and the end of the reply to it, a message
+ReadyForQuery (`Z`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psycopg import conninfo
 
 
 class Proxy:
-    """`cut_when(marker, before)`: the next session that sends the marker is cut before its request, or its reply, passed.
+    """`cut_when(marker, point)`: the next session that sends the marker is cut before its request or its reply passes.
 
     "request": the server never hears of it. "reply": it has been carried out, and nobody hears of that.
     """

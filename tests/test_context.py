@@ -1,13 +1,15 @@
-"""What a handler is given: its own transaction, effects that count once, authority that ends, heartbeats beside it all."""
+"""What a handler is given: its own transaction, effects that count once, authority that ends, heartbeats beside it."""
 
 import threading
 import time
+from contextlib import suppress
 
 import psycopg
 import pytest
-from helpers import wait_until
+from emptied import emptied
 from working import ends, job_when, running, settled, statuses, threads, working
 
+from helpers import wait_until
 from jobqueue import (
     Backoff,
     Handler,
@@ -18,8 +20,20 @@ from jobqueue import (
     Reaper,
     Worker,
 )
+from jobqueue.lab import database
 
 SOON = Backoff("constant", base_seconds=0, jitter="none")
+
+
+@pytest.fixture(scope="module")
+def shared(server, template):
+    with database.scratch(server.dsn, template=template) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def dsn(shared):
+    return emptied(shared)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +46,8 @@ def no_thread_is_left():
 def account(conn):
     """A destination that shares the jobs' database."""
     conn.execute("create table account (job_id bigint, epoch bigint, what text)")
-    return lambda: conn.execute("select job_id, epoch, what from account order by 1, 2, 3").fetchall()
+    yield lambda: conn.execute("select job_id, epoch, what from account order by 1, 2, 3").fetchall()
+    conn.execute("drop table account")
 
 
 def write(lease, conn, what):
@@ -82,17 +97,13 @@ def lose_connection_and_go_on(lease, context):
 def swallow_the_loss(lease, context):
     lose_connection(lease, context)
     for _ in range(2):
-        try:
+        with suppress(InfrastructureError):
             context.effect(f"again/{lease.id}")
-        except InfrastructureError:
-            pass
 
 
 def break_the_transaction(lease, context):
-    try:
+    with suppress(psycopg.errors.DivisionByZero):
         context.connection.execute("select 1 / 0")
-    except psycopg.errors.DivisionByZero:
-        pass
 
 
 def commit(lease, context):
@@ -157,7 +168,7 @@ def test_each_job_begins_with_a_transaction_of_its_own(dsn, queue, conn, account
 
 
 def test_a_constraint_that_is_checked_at_commit_fails_the_attempt_and_nothing_counts(dsn, queue, conn, account):
-    conn.execute("create table unique_later (n int unique deferrable initially deferred)")
+    conn.execute("create table if not exists unique_later (n int unique deferrable initially deferred)")
 
     def handler(lease, context):
         context.connection.execute("insert into unique_later values (1), (1)")
@@ -173,7 +184,7 @@ def test_a_constraint_that_is_checked_at_commit_fails_the_attempt_and_nothing_co
 
 
 def test_a_deadlock_in_the_jobs_transaction_is_no_attempt(dsn, queue, conn, account):
-    conn.execute("create table pair (n int primary key, v int default 0)")
+    conn.execute("drop table if exists pair; create table pair (n int primary key, v int default 0)")
     conn.execute("insert into pair values (1), (2)")
     both = threading.Barrier(2)
 

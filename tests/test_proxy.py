@@ -1,4 +1,4 @@
-"""Replies that never arrive: each verb's answer cut off before and after it was carried out, poolers, interrupted claims."""
+"""Replies that never arrive: each verb cut off before and after it was carried out, poolers, interrupted claims."""
 
 import _thread
 import os
@@ -11,16 +11,29 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from helpers import wait_until
+from emptied import emptied
 from proxy import Proxy
 from psycopg import conninfo
 from working import ends, running, settled, statuses, threads, working
 
+from helpers import wait_until
 from jobqueue import Backoff, Handler, InfrastructureError, Reaper, Worker
+from jobqueue.lab import database
 
 SOON = Backoff("constant", base_seconds=0, jitter="none")
 TIMES = 20
 NO_LISTEN = {"prepare_threshold": None, "poll_seconds": 0.02, "concurrency": 2}  # every statement travels with its text
+
+
+@pytest.fixture(scope="module")
+def shared(server, template):
+    with database.scratch(server.dsn, template=template) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def dsn(shared):
+    return emptied(shared)
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +47,9 @@ def executed(conn):
     """Each execution of a handler, noted outside of all that is cut."""
     conn.execute("create table execution (job_id bigint, epoch bigint)")
     conn.execute("create table applied (job_id bigint)")
-    return lambda job_id: [
-        epoch
-        for (epoch,) in conn.execute("select epoch from execution where job_id = %s order by 1", (job_id,)).fetchall()
-    ]
+    asked = "select coalesce(array_agg(epoch order by epoch), '{}') from execution where job_id = %s"
+    yield lambda job_id: conn.execute(asked, (job_id,)).fetchone()[0]
+    conn.execute("drop table execution, applied")
 
 
 def noting(dsn, act=None):
@@ -49,16 +61,16 @@ def noting(dsn, act=None):
     return Handler(handler, backoff=SOON)
 
 
-def through(dsn, queue, conn, handler, marker, point, check, **options):
-    """20 jobs, one after the other; in each the session that sends the marker is cut."""
+def through(dsn, queue, conn, handler, marker, point, check, times=TIMES, **options):
+    """So many jobs, one after the other; in each the session that sends the marker is cut."""
     with Proxy(dsn) as proxy, working(proxy.dsn, {"job": handler}, **NO_LISTEN, **options):
         wait_until(lambda: sessions(conn) > 1)
-        for _ in range(TIMES):
+        for _ in range(times):
             proxy.cut_when(marker, point)
             job_id = queue.enqueue("job", max_attempts=1).id
             job = wait_until(lambda: (row := queue.get(job_id)).finished_at and row, 20)  # noqa: B023
             check(job)
-    assert proxy.cuts == TIMES
+    assert proxy.cuts == times
 
 
 def sessions(conn):
@@ -166,12 +178,12 @@ def test_a_heartbeat_whose_reply_is_cut_costs_no_lease(dsn, queue, conn, execute
         lost.append(context.lost.wait(0.5))
 
     handler = Handler(noting(dsn, act).fn, lease_seconds=0.9)
-    through(dsn, queue, conn, handler, "greatest(j.locked_until", point, check)
-    assert lost == [False] * TIMES
+    through(dsn, queue, conn, handler, "greatest(j.locked_until", point, check, times=5)
+    assert lost == [False] * 5
 
 
 def test_an_interrupt_at_any_moment_leaves_no_job_without_a_handler_and_no_session(dsn, queue, conn):
-    """As a notebook's stop button does it: KeyboardInterrupt in the thread that runs the worker, in the middle of anything."""
+    """As a notebook's stop button does it: KeyboardInterrupt in the thread that runs the worker, amid anything."""
     quiet = sessions(conn)
     for attempt in range(30):
         queue.enqueue_many([{"type": "job"}] * 20)

@@ -1,13 +1,13 @@
-"""Ended leases: taken away once however many reapers run, whoever knows of the dead worker, and not just after an outage."""
+"""Ended leases: taken away once however many reapers run, whoever knows of the worker, and not just after an outage."""
 
 import time
 
 import psycopg
 import pytest
-from helpers import wait_until
 from working import ends, running, statuses
 
-from jobqueue import Backoff, InfrastructureError, JobQueueError, Queue, Reaper, Worker
+from helpers import wait_until
+from jobqueue import Backoff, Handler, InfrastructureError, JobQueueError, Queue, Reaper, Worker
 from jobqueue.lab import database
 
 SOON = Backoff("constant", base_seconds=0, jitter="none")
@@ -128,7 +128,7 @@ def test_after_its_own_outage_a_reaper_gives_workers_time_to_renew(dsn, queue, c
 
 
 def test_an_outage_shorter_than_the_grace_costs_no_lease_though_it_was_longer_than_the_lease():
-    """The database is away for three leases; when it is back, the worker's heartbeat comes before the reaper's decision."""
+    """The database is away for three leases; when it is back, the worker's heartbeat comes before the reaper."""
     with database.Server() as server:
         with psycopg.connect(server.dsn, autocommit=True) as conn:
             Queue(conn).install()
@@ -138,8 +138,6 @@ def test_an_outage_shorter_than_the_grace_costs_no_lease_though_it_was_longer_th
         def handler(lease, context):
             time.sleep(4)
             done.append(lease.epoch)
-
-        from jobqueue import Handler
 
         worker = Worker(server.dsn, {"job": Handler(handler, lease_seconds=0.6)}, poll_seconds=0.05)
         with running(Reaper(server.dsn, poll_seconds=0.05, outage_grace_seconds=5)), running(worker):

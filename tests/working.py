@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from helpers import wait_until
 
+from helpers import wait_until
 from jobqueue import Queue, Worker
 
 TESTS = Path(__file__).resolve().parent

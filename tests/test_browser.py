@@ -109,7 +109,7 @@ def facts(page):
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_workers_are_killed_paused_resumed_and_started_by_clicking_and_no_job_is_lost(page, tmp_path):
     for i in range(4):
         await_state(page, f"worker-{i}", "running")

@@ -28,7 +28,7 @@ def main(names: Sequence[str]) -> int:
     changed = 0
     for path in map(Path, names):
         before = path.read_text(encoding="utf-8")
-        after = nbformat.writes(cleaned(nbformat.reads(before, as_version=4))) + "\n"  # type: ignore[no-untyped-call]
+        after = nbformat.writes(cleaned(nbformat.reads(before, as_version=4))) + "\n"
         if before != after:
             path.write_text(after, encoding="utf-8")
             print(f"cleaned {path.name}")

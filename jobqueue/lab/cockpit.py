@@ -227,7 +227,7 @@ class Cockpit:
         self._closed.set()
         if self._loading:
             self.load.stop()
-        if self._task is not None:
+        if self._task is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
         self.seen.stop()
         self._hands.shutdown(wait=False, cancel_futures=True)

@@ -33,7 +33,8 @@ def spread(wanted, gap, low, high):
 
 def rows(spans, most):
     """A row for each (left, right) so that no two of a row overlap; None where `most` rows don't suffice."""
-    ends, chosen = [], []
+    ends: list[float] = []
+    chosen: list[int | None] = []
     for left, right in spans:
         row = next((i for i, end in enumerate(ends) if end <= left), None)
         if row is None and len(ends) < most:
@@ -47,7 +48,7 @@ def rows(spans, most):
 
 def stairs(spans):
     """A row for each (left, right), each below all that it overlaps, so that a line up to its left crosses no label."""
-    chosen = []
+    chosen: list[int] = []
     for left, _ in spans:
         above = [row for (_, right), row in zip(spans, chosen, strict=False) if right > left]
         chosen.append(1 + max(above, default=-1))

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 import psycopg
@@ -71,8 +72,9 @@ class Observer:
         self._fleet_events: list[tuple[float, str, str]] = []
         self.workers: tuple = ()  # of the fleet, its loops included, as they were last looked at
         with connect(dsn, "jobqueue observer") as conn:
-            self.postgres = conn.execute(SQL.server_version).fetchone()[0].split()[0]
-            self.origin = conn.execute(SQL.clock).fetchone()[0]
+            ((version,),) = conn.execute(SQL.server_version)
+            ((self.origin,),) = conn.execute(SQL.clock)
+        self.postgres: str = version.split()[0]
         self._offset = time.time() - self.origin  # this machine's clock against the database's: for events only
         self._since = self.origin - OVERLAP_SECONDS
         self.look_at_fleet()
@@ -184,20 +186,20 @@ class Observer:
                 self.error = None
             except (psycopg.Error, InfrastructureError, fleets.FleetError) as error:
                 self.error = str(error).strip().splitlines()[0]
-                conn = self._dropped(conn)
+                if conn is not None:
+                    conn.close()
             took = time.monotonic() - begun
             self._stopped.wait(max(1 / self.hz - took, 3 * took))
-        self._dropped(conn)
+        if conn is not None:
+            conn.close()
 
-    def _connected(self) -> psycopg.Connection:
-        conn = connect(self.dsn, "jobqueue observer")  # autocommit: a picture must never be the long transaction
+    def _connected(self) -> psycopg.Connection[Any]:
+        conn: psycopg.Connection[Any] = connect(
+            self.dsn, "jobqueue observer"
+        )  # autocommit: a picture must never be the long transaction
         conn.row_factory = dict_row
         conn.execute(SQL.be_brief)
         return conn
-
-    def _dropped(self, conn) -> None:
-        if conn is not None:
-            conn.close()
 
     def _look(self, conn) -> None:
         workers = self.workers

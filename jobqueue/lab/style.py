@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullFormatter, NullLocator
 
@@ -89,7 +91,7 @@ SERIES = (
 
 TITLE, TEXT, SMALL, FOOT = 12, 9, 8.5, 7
 WIDTH, LEFT, RIGHT, BOTTOM, GAP, COLUMN_GAP = 9.0, 0.95, 1.75, 0.78, 0.22, 0.3  # inches
-_RC = {
+_RC: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": TEXT,
     "text.parse_math": False,
@@ -159,7 +161,8 @@ def sheet(finding, heights, about, *, right=RIGHT, left=LEFT, columns=1, shared=
 
 
 def _axes(figure, heights, y, boxes, shared):
-    axes, height = [], figure.get_figheight()
+    axes: list[Axes] = []
+    height = figure.get_figheight()
     for panel in heights:
         y -= panel
         for x, width in boxes:
@@ -214,7 +217,7 @@ def end_labels(ax, wanted, size=SMALL, top=None):
     high = 1 - gap / 2 - (gap if top else 0)
     places = labels.spread(at, gap, min(gap / 2, 0.5), max(high, 0.5))
     if top:
-        _end_label(ax, 1 - gap / 2, 1 - gap / 2, *top, size)
+        _end_label(ax, 1 - gap / 2, 1 - gap / 2, top[0], top[1], size)
     for y, place, (_, text, colour) in zip(at, places, wanted, strict=True):
         _end_label(ax, y, place, text, colour, size)
 

@@ -125,7 +125,7 @@ def _cells(figure, ax, grid, label):
     image = ax.imshow(np.ma.masked_invalid(grid), aspect="auto", cmap=_BLUES, norm=BoundaryNorm(steps, 256))
     box, height = ax.get_position(), figure.get_figheight()
     bar = figure.colorbar(image, cax=figure.add_axes((box.x1 + 0.02, box.y0, 0.018, box.height)))
-    bar.ax.yaxis.set_major_locator(FixedLocator(steps))
+    bar.ax.yaxis.set_major_locator(FixedLocator(list(steps)))
     bar.ax.yaxis.set_major_formatter(FixedFormatter([f"{s:g}" for s in steps]))
     bar.ax.tick_params(labelsize=style.SMALL)
     bar.ax.minorticks_off()

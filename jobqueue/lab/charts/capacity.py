@@ -91,7 +91,7 @@ def _recovery(ax, recoveries, heartbeats, reap_seconds):
     if recoveries.empty:
         return style.empty(ax, "no kills")
     groups = recoveries.groupby("lease_seconds")["recovery_seconds"]
-    lease = np.geomspace(*ax.get_xlim(), 100)
+    lease = np.geomspace(ax.get_xlim()[0], ax.get_xlim()[1], 100)
     low, mean, high = np.transpose([theory.recovery_bounds(x, x / heartbeats, reap_seconds) for x in lease])
     ax.fill_between(lease, low, high, color=style.BLUE, alpha=style.TINT, lw=0)
     ax.plot(lease, mean, color=style.BLUE, lw=1.2, label="closed form of the mean")
@@ -119,7 +119,7 @@ def _expiry(ax, expiries, heartbeats, mean_freeze_seconds):
     )
     ends = [(float(share.iloc[-1]), "measured", style.VERMILLION)]
     if mean_freeze_seconds:
-        lease = np.geomspace(*ax.get_xlim(), 100)
+        lease = np.geomspace(ax.get_xlim()[0], ax.get_xlim()[1], 100)
         curve = [theory.false_expiry(x, x / heartbeats, mean_freeze_seconds) for x in lease]
         ax.plot(lease, curve, color=style.BLACK, lw=1.2, label="closed form")
         ends.append((curve[-1], "closed form", style.BLACK))

@@ -43,12 +43,13 @@ class Spell:
 def spells(faults, end):
     """Faults (time_seconds, kind, target, perhaps until_seconds) as Spells; the event that ends one gets no number."""
     faults = frames.columns(faults, "fault_lane", "time_seconds", "kind")
-    out, open_ = [], {}
+    out: list[Spell] = []
+    open_: dict[str, list[int]] = {}
     for row in faults.sort_values("time_seconds", kind="stable").to_dict("records"):
         kind, target, at = str(row["kind"]), _target(row), float(row["time_seconds"])
         if kind == "exit" and open_.get(target):
             continue  # the end of a stop, which lasts until the next start
-        lasting = [i for i in open_.get(target, ()) if not out[i].ended or at <= out[i].end + 1e-6]
+        lasting = [i for i in open_.get(target, ()) if not out[i].ended or at <= (out[i].end or 0.0) + 1e-6]
         ended = [i for i in lasting if kind in _ENDS.get(out[i].kind, ())]
         for i in ended:
             out[i] = replace(out[i], end=at, ended=True)

@@ -46,7 +46,7 @@ def broken(frame):
     """The frame with a row of NaN in each gap five times the usual step: no line is drawn where nobody looked."""
     times = frame["time_seconds"].to_numpy(float)
     steps = np.diff(times)
-    gaps = np.flatnonzero(steps > 5 * np.median(steps)) if len(steps) else []
+    gaps = np.flatnonzero(steps > 5 * np.median(steps)) if len(steps) else np.array([], dtype=int)
     if not len(gaps):
         return frame
     holes = pd.DataFrame({"time_seconds": times[gaps] + steps[gaps] / 2})

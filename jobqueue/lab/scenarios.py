@@ -1,178 +1,21 @@
-"""The actors that the explorer lets loose: one job and its stale owners, batches, keys, schedules, destinations.
+"""The actors that the explorer lets loose: one job and its stale owners, batches, keys, destinations, schedules.
 
 Each scenario is a frozen value. What its actors know is hashable; the judge is `jobqueue.lab.oracle`, which has no SQL.
-Times: a lease lasts 10 s, a backoff 5 s, a tick of the clock 10 s; so a lease that is not renewed ends with the next
-tick.
 """
 
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
-from ..backoff import Backoff
-from ..errors import JobQueueError
 from ..model import Lease
 from ..outcome import Outcome
-from ..queue import TERMINAL
-from ..schedules import Due
 from ..sql import SQL
 from . import oracle
-from .explorer import START, Broken, World
+from .actors import DIGESTS, LEASE, VERBS, Jobs, JobScenario, by_run_at, lease_of
+from .explorer import Broken, World
 from .line import SQL as WORLD
+from .planned import FORGET, Slots
 
-LEASE, DELAY, TICK, DAY = 10, 5, 10, 86_400
-BACKOFF = Backoff(shape="constant", base_seconds=DELAY, jitter="none")
-VERBS = ("heartbeat", "complete", "strict complete", "fail", "fail permanently", "release")
-DIGESTS = ("aa", "bb")
-
-STALE = "a lease that has ended changes nothing"
-REFUSED = "the holder of a lease is not refused"
-TOLD = "an answer says what became of the lease"
-ROWS = "the row is what the answers said"
-EPOCH = "an epoch is handed out once, and only counts up"
-EARLY = "no lease is taken away while it is in force"
-LATE = "a lease that has ended grants nothing that needs one in force"
-
-
-@dataclass(frozen=True)
-class Jobs:
-    """What the actors of a scenario about jobs know: the oracle's view, and every lease that ever was."""
-
-    jobs: tuple[oracle.Job, ...]
-    leases: tuple[Lease, ...] = ()
-
-    def job(self, id: int) -> oracle.Job | None:
-        return next((job for job in self.jobs if job.id == id), None)
-
-    def with_job(self, job: oracle.Job) -> "Jobs":
-        return replace(self, jobs=tuple(job if job.id == other.id else other for other in self.jobs))
-
-    def with_lease(self, lease: Lease) -> "Jobs":
-        return replace(self, leases=(*self.leases, lease))
-
-
-class JobScenario:
-    """Verbs on jobs, each compared with the oracle: the answer, and afterwards every row."""
-
-    makes_jobs = False
-
-    def judge(self, known: Jobs, rows: dict[str, list[dict]]) -> None:
-        seen = {row["id"]: (row, False) for row in rows["job"]} | {row["id"]: (row, True) for row in rows["archive"]}
-        if len(seen) != len(rows["job"]) + len(rows["archive"]) or set(seen) != {job.id for job in known.jobs}:
-            raise Broken(
-                "no job is lost and none is doubled", f"rows {sorted(seen)}, jobs {[job.id for job in known.jobs]}"
-            )
-        for job in known.jobs:
-            _compare(job, *seen[job.id])
-
-    # ------------------------------------------------------------ a lease speaks
-
-    def speak(self, world: World, known: Jobs, verb: str, lease: Lease, digest: str | None = None) -> Jobs:
-        job, me = known.job(lease.id), (lease.owner, lease.epoch)
-        wanted = oracle.answer(job, verb, me, world.now, digest)
-        told = _sent(world, verb, lease, digest)
-        return self.heard(world, known, verb, lease, wanted, told, digest)
-
-    def heard(self, world, known: Jobs, verb, lease, wanted: Outcome, told: Outcome, digest=None) -> Jobs:
-        world.answer = told.name
-        if told is not wanted:
-            raise Broken(
-                _promise(wanted, told), f"{verb} by {lease.owner}, epoch {lease.epoch}: {told.name}, not {wanted.name}"
-            )
-        if told is not Outcome.APPLIED:
-            return known
-        after = oracle.applied(known.job(lease.id), verb, world.now, lease=LEASE, delay=DELAY, digest=digest)
-        return known.with_job(after)
-
-    # ------------------------------------------------------------ what others do to a job
-
-    def claim(self, world: World, known: Jobs, owner: str, limit: int = 1) -> Jobs:
-        due = sorted((job for job in known.jobs if oracle.is_due(job, world.now) and not job.archived), key=_by_run_at)
-        claim = world.queue.claim(owner, limit=limit, lease_seconds=LEASE, types=["t"])
-        return self.granted(world, known, owner, due[:limit], list(claim))
-
-    def granted(self, world, known: Jobs, owner: str, jobs: list[oracle.Job], leases: list[Lease]) -> Jobs:
-        world.answer = _leases(leases)
-        for job in jobs:
-            known = known.with_job(oracle.claimed(job, owner, world.now, LEASE))
-        return self._with_leases(known, leases, {job.id for job in jobs})
-
-    def adopt(self, world: World, known: Jobs, job_id: int, owner: str) -> Jobs:
-        job = known.job(job_id)
-        may = job is not None and not job.archived and oracle.may_be_adopted(job, world.now)
-        lease = world.queue.adopt(job_id, owner, lease_seconds=LEASE)
-        world.answer = _leases([lease] if lease else [])
-        if may:
-            known = known.with_job(oracle.adopted(job, owner, world.now, LEASE))
-        elif lease and job.status == "running" and job.until > world.now:
-            raise Broken(EARLY, f"adopted at {world.now:g} s, the lease lasts until {job.until:g} s")
-        return self._with_leases(known, [lease] if lease else [], {job_id} if may else set())
-
-    def _with_leases(self, known: Jobs, leases: list[Lease], wanted: set[int]) -> Jobs:
-        for lease in leases:
-            if any(lease.id == old.id and lease.epoch <= old.epoch for old in known.leases):
-                raise Broken(EPOCH, f"job {lease.id}: epoch {lease.epoch} is handed out again")
-            known = known.with_lease(lease)
-        if {lease.id for lease in leases} != wanted:
-            raise Broken(ROWS, f"leases on {sorted(lease.id for lease in leases)}, due were {sorted(wanted)}")
-        return known
-
-    def reap(self, world: World, known: Jobs, limit: int = 100) -> Jobs:
-        expired = sorted(
-            (job for job in known.jobs if job.status == "running" and job.until <= world.now), key=_by_until
-        )
-        reaped = world.queue.reap(limit=limit, backoff=BACKOFF)
-        world.answer = ", ".join(f"job {one.id} → {one.status}" for one in reaped) or "nothing to reap"
-        wanted = {job.id for job in expired[:limit]}
-        if early := {one.id for one in reaped} - {job.id for job in expired}:
-            raise Broken(EARLY, f"job {early} is reaped before its lease has ended")
-        if {one.id for one in reaped} != wanted:
-            raise Broken(ROWS, f"reaped {sorted(one.id for one in reaped)}, expired were {sorted(wanted)}")
-        for job in expired[:limit]:
-            known = known.with_job(oracle.reaped(job, world.now, DELAY))
-        return known
-
-    def cancel(self, world: World, known: Jobs, job_id: int) -> Jobs:
-        job = known.job(job_id)
-        told = world.queue.cancel(job_id)
-        world.answer = f"{told.before} → {told.after}"
-        after = job and oracle.cancelled(job, world.now)
-        wanted = (job.status, after.status) if job else (None, None)
-        if (told.before, told.after) != wanted:
-            raise Broken(
-                "a cancellation tells the truth", f"{told.before} → {told.after}, not {wanted[0]} → {wanted[1]}"
-            )
-        return known.with_job(after) if job else known
-
-    def redrive(self, world: World, known: Jobs, job_id: int, cancelled: bool = False) -> Jobs:
-        job = known.job(job_id)
-        may = job and not job.archived and job.status in ("dead", "failed") + ("cancelled",) * cancelled
-        told = world.queue.redrive([job_id], cancelled=cancelled)
-        world.answer = "ready again" if told else "nothing to redrive"
-        if bool(told) != bool(may):
-            raise Broken("a terminal state is left by a redrive only, and done never", f"redriven {told}")
-        return known.with_job(oracle.redriven(job, world.now)) if may else known
-
-    def archive(self, world: World, known: Jobs, statuses=TERMINAL, age: float = 0) -> Jobs:
-        old = [
-            job
-            for job in known.jobs
-            if not job.archived and job.status in statuses and job.finished_at <= world.now - age
-        ]
-        moved = world.queue.archive(older_than_seconds=age, statuses=statuses)
-        world.answer = f"{moved} moved"
-        for job in old:
-            known = known.with_job(replace(job, archived=True))
-        return known
-
-    def prune(self, world: World, known: Jobs) -> Jobs:
-        """The archive forgets: from now on its jobs are unknown."""
-        world.answer = f"{world.line.execute(SQL.prune_archive, {'age': 0, 'limit': 100}).rowcount} forgotten"
-        return replace(known, jobs=tuple(job for job in known.jobs if not job.archived))
-
-    def tick(self, world: World, known: Jobs, seconds: float = TICK) -> Jobs:
-        world.set(world.now + seconds)
-        world.answer = ""
-        return known
+__all__ = ["FAMILIES", "FORGET", "THREE_OWNERS", "Batches", "Destination", "Keys", "OneJob", "Slots"]
+DAY = 86_400
 
 
 @dataclass(frozen=True)
@@ -210,7 +53,7 @@ class OneJob(JobScenario):
     def act(self, world: World, known: Jobs, action: tuple) -> Jobs:
         actor, verb, *rest = action
         if rest:
-            return self.speak(world, known, verb, _lease(known, actor, rest[0]), *rest[1:])
+            return self.speak(world, known, verb, lease_of(known, actor, rest[0]), *rest[1:])
         return {
             "claim": lambda: self.claim(world, known, actor),
             "adopt": lambda: self.adopt(world, known, 1, actor),
@@ -285,7 +128,7 @@ class Batches(JobScenario):
         """Completes all it holds and claims one job, and one ahead, where a crash can't cost it its last attempt."""
         told, claim = world.queue.exchange(held, owner, leases={"t": LEASE}, slots=1, ahead=1)
         known = self.all_heard(world, known, "complete", held, told)
-        due = sorted((job for job in known.jobs if oracle.is_due(job, world.now)), key=_by_run_at)[:2]
+        due = sorted((job for job in known.jobs if oracle.is_due(job, world.now)), key=by_run_at)[:2]
         wanted = [job for place, job in enumerate(due) if place == 0 or _is_safe_ahead(job)]
         if risked := {lease.id for lease in claim} & {job.id for job in due} - {job.id for job in wanted}:
             raise Broken("a last attempt, or a job that has lost a lease, is never claimed ahead", f"job {risked} was")
@@ -431,10 +274,10 @@ class Destination(JobScenario):
     def act(self, world: World, known: DestinationKnown, action: tuple) -> DestinationKnown:
         actor, verb, *rest = action
         if verb == "effect":
-            lease = _lease(known, actor, rest[0])
+            lease = lease_of(known, actor, rest[0])
             return self.inside(world, known, lease) if self.kind == "transaction" else self.outside(world, known, lease)
         if rest:
-            return self.speak(world, known, verb, _lease(known, actor, rest[0]))
+            return self.speak(world, known, verb, lease_of(known, actor, rest[0]))
         return {
             "claim": lambda: self.claim(world, known, actor),
             "adopt": lambda: self.adopt(world, known, 1, actor),
@@ -478,225 +321,12 @@ class Destination(JobScenario):
             raise Broken("an effect is applied once", f"effects of epochs {seen}, completed with theirs: {known.taken}")
 
 
-@dataclass(frozen=True)
-class Planned:
-    """What the contract says of one schedule. Times in seconds; its slots are the multiples of `step`."""
-
-    step: int = 60
-    next: float | None = None
-    last: float | None = None
-    revision: int = 0
-    paused: bool = False
-    removed: bool = False
-    fired: tuple[float, ...] = ()
-    looks: tuple = ()  # (scheduler, Due, revision) that have looked and not decided yet
-
-    def after(self, now: float) -> float:
-        """The first slot after now and after the last one that was decided."""
-        floor = max(now, now if self.last is None else self.last)
-        return (floor // self.step + 1) * self.step
-
-
-FORGET = "run all, archive, forget keys"
-OTHERS = (
-    ("editor", "pause"),
-    ("editor", "resume"),
-    ("editor", "remove"),
-    ("worker", FORGET),
-    ("clock", "30 s"),
-    ("clock", "60 s"),
-    ("clock", "steps back 60 s"),
-)
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Two schedulers, whose look and decision others come between; edits, pauses, removals; a clock that also steps
-    back."""
-
-    name: str = "schedules"
-    makes_jobs = True
-    schedulers: tuple[str, ...] = ("S1", "S2")
-    steps: tuple[int, ...] = (60, 120)
-    others: tuple[tuple[str, str], ...] = OTHERS
-
-    def begin(self, world: World) -> Planned:
-        self._put(world, self.steps[0])
-        return Planned(self.steps[0], next=self.steps[0])
-
-    def actions(self, known: Planned) -> list[tuple]:
-        looking = [(one, "look") for one in self.schedulers]
-        how = ("decide", "decide, killed before COMMIT", "decide, killed after COMMIT")
-        deciding = [(one[0], verb) for one in known.looks for verb in how]
-        edits = [("editor", f"put every {step} s") for step in self.steps]
-        return looking + deciding + edits + list(self.others)
-
-    def act(self, world: World, known: Planned, action: tuple) -> Planned:
-        actor, verb = action
-        if verb.startswith("decide"):
-            return self.decide(world, known, actor, verb)
-        if verb.startswith("put"):
-            return self.put(world, known, int(verb.split()[2]))
-        if actor == "clock":
-            world.set(world.now + {"30 s": 30, "60 s": 60, "steps back 60 s": -60}[verb])
-            world.answer = ""
-            return known
-        return {"look": self.look, "pause": self.pause, "resume": self.resume, "remove": self.remove}.get(
-            verb, self.forget
-        )(world, known, actor)
-
-    def look(self, world: World, known: Planned, scheduler: str) -> Planned:
-        due = world.schedules._made(Due, SQL.schedules_due, limit=10)
-        world.answer = f"{len(due)} due"
-        wanted = known.next is not None and known.next <= world.now
-        if bool(due) != wanted:
-            raise Broken("a slot that is due is found, and no other", f"{due}, next is {known.next}")
-        others = tuple(one for one in known.looks if one[0] != scheduler)
-        return replace(known, looks=(*others, *((scheduler, one, known.revision) for one in due)))
-
-    def decide(self, world: World, known: Planned, scheduler: str, verb: str) -> Planned:
-        """The slots up to the look, if nothing has changed the schedule since; killed before the COMMIT: nothing at
-        all."""
-        [(due, seen_revision)] = [one[1:] for one in known.looks if one[0] == scheduler]
-        steps = {"decide": 99, "decide, killed before COMMIT": 1, "decide, killed after COMMIT": 2}[verb]
-        world.answer = "killed"
-        with world.line.killed_after(steps):
-            world.answer = f"{len(world.schedules._decide(due).jobs)} jobs"
-        known = replace(known, looks=tuple(one for one in known.looks if one[0] != scheduler))
-        if seen_revision != known.revision or steps == 1:
-            return known
-        seen_at = (due.now - START).total_seconds()
-        slots = [
-            slot for slot in _multiples(known.step, known.next, seen_at) if known.last is None or slot > known.last
-        ]
-        decided = replace(known, last=max([*slots, known.last or 0]), revision=known.revision + 1)
-        floor = max(seen_at, seen_at if known.last is None else known.last)
-        return replace(decided, next=(floor // known.step + 1) * known.step, fired=(*known.fired, *slots))
-
-    def put(self, world: World, known: Planned, step: int) -> Planned:
-        self._put(world, step)
-        world.answer = "put"
-        paused = known.paused and not known.removed
-        changed = replace(known, step=step, paused=paused, removed=False, revision=known.revision + 1)
-        kept = known.next if known.step == step else None
-        return replace(changed, next=None if paused else changed.after(world.now) if kept is None else kept)
-
-    def _put(self, world: World, step: int) -> None:
-        world.schedules.put("s", "t", f"*/{step // 60} * * * *", payload=0, misfire="all", max_attempts=1)
-
-    def pause(self, world: World, known: Planned, _: str) -> Planned:
-        after = replace(known, paused=True, next=None, revision=known.revision + 1)
-        return self._told(world, known, world.schedules.pause, after)
-
-    def remove(self, world: World, known: Planned, _: str) -> Planned:
-        after = replace(known, removed=True, paused=False, next=None, revision=known.revision + 1)
-        return self._told(world, known, world.schedules.remove, after)
-
-    def resume(self, world: World, known: Planned, _: str) -> Planned:
-        goes_on = not known.paused and known.next is not None
-        after = replace(known, paused=False, next=known.after(world.now), revision=known.revision + 1)
-        return self._told(world, known, world.schedules.resume, known if goes_on else after)
-
-    def _told(self, world: World, known: Planned, verb, after: Planned) -> Planned:
-        try:
-            verb("s")
-            world.answer = f"{verb.__name__}d"
-        except JobQueueError as error:
-            world.answer = str(error)
-        if known.removed != (world.answer == "there is no schedule 's'"):
-            raise Broken("a removed schedule is gone, another is there", world.answer)
-        return known if known.removed else after
-
-    def forget(self, world: World, known: Planned, _: str) -> Planned:
-        """A worker runs what is due, a janitor archives it and forgets each key it may: only last_slot remembers."""
-        done = world.queue.complete_many(list(world.queue.claim("W", limit=100, types=["t"])))
-        moved = world.queue.archive(older_than_seconds=0)
-        forgotten = world.line.execute(SQL.purge_keys, {"age": 0, "limit": 100}).rowcount
-        world.answer = f"{len(done)} run, {moved} archived, {forgotten} keys forgotten"
-        return known
-
-    def judge(self, known: Planned, rows: dict[str, list[dict]]) -> None:
-        fired = sorted(row["slot"] for row in rows["job"] + rows["archive"])
-        if len(set(fired)) < len(fired):
-            raise Broken("a slot fires once", f"jobs for the slots {fired}")
-        if fired != sorted(map(_iso, known.fired)):
-            raise Broken(
-                "every slot that was decided has its job, and no other",
-                f"{fired}, not {sorted(map(_iso, known.fired))}",
-            )
-        wanted = {"next_run_at": _iso(known.next), "last_slot": _iso(known.last), "paused": known.paused}
-        for row in rows["schedule"]:
-            if row["removed_at"] is None and (seen := {name: row[name] for name in wanted}) != wanted:
-                raise Broken("a schedule goes on where it was, never back", f"{seen}, not {wanted}")
-
-
-def _lease(known: Jobs, owner: str, epoch: str) -> Lease:
-    return next(one for one in known.leases if one.owner == owner and f"epoch {one.epoch}" == epoch)
-
-
-def _sent(world: World, verb: str, lease: Lease, digest: str | None) -> Outcome:
-    queue = world.queue
-    return {
-        "heartbeat": lambda: queue.heartbeat(lease, lease_seconds=LEASE),
-        "complete": lambda: queue.complete(lease),
-        "strict complete": lambda: queue.complete(lease, strict=True),
-        "fail": lambda: queue.fail(lease, "boom", backoff=BACKOFF),
-        "fail permanently": lambda: queue.fail(lease, "never", permanent=True),
-        "release": lambda: queue.release(lease, "stop"),
-        "publish": lambda: queue.publish(lease, "report", digest),
-    }[verb]()
-
-
-def _promise(wanted: Outcome, told: Outcome) -> str:
-    if told is Outcome.APPLIED:
-        return LATE if wanted is Outcome.LEASE_EXPIRED else STALE
-    return REFUSED if wanted is Outcome.APPLIED else TOLD
-
-
-def _compare(job: oracle.Job, row: dict, archived: bool) -> None:
-    wanted = oracle.expected(job) | {"archived": job.archived}
-    seen = {name: row[name] for name in wanted if name in row} | {"archived": archived}
-    seen["history"] = [(entry["event"], entry["owner"], entry["epoch"]) for entry in row["history"]]
-    for name in ("locked_until", "finished_at", "run_at"):
-        wanted[name] = _iso(wanted[name])
-    wrong = [f"{name} is {seen[name]}, not {wanted[name]}" for name in wanted if seen[name] != wanted[name]]
-    if wrong:
-        raise Broken(_broken_row(job, row), f"job {job.id}: " + "; ".join(wrong))
-
-
-def _iso(seconds: float | None) -> str | None:
-    """As PostgreSQL writes whole seconds in JSON."""
-    return None if seconds is None else (START + timedelta(seconds=seconds)).isoformat()
-
-
-def _multiples(step: int, first: float, last: float) -> list[float]:
-    return [slot for slot in range(int(first), int(last) + 1) if slot % step == 0]
-
-
-def _broken_row(job: oracle.Job, row: dict) -> str:
-    if row["epoch"] != job.epoch:
-        return EPOCH
-    return "attempts are counted once each" if row["attempts"] != job.attempts else ROWS
-
-
 def _is_safe_ahead(job: oracle.Job) -> bool:
     return job.attempts + 1 < job.max_attempts and job.lease_losses == 0
 
 
 def _news(one) -> str:
     return "new" if one.created else "known" if one.matches else "known, and differs"
-
-
-def _leases(leases: list[Lease]) -> str:
-    return ", ".join(f"job {one.id}, epoch {one.epoch}" for one in leases) or "nothing"
-
-
-def _by_run_at(job: oracle.Job):
-    return job.run_at, job.id
-
-
-def _by_until(job: oracle.Job):
-    return job.until, job.id
 
 
 THREE_OWNERS = OneJob("one job, three owners", owners=("A", "B", "C"), verbs=("complete", "heartbeat"), digests=("aa",))

@@ -14,6 +14,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 from jobqueue.errors import JobQueueError
+from jobqueue.lab.cleaning import cleaned
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS, EXPORTS = ROOT / "notebooks", ROOT / "data" / "exports"
@@ -63,7 +64,7 @@ def _run(path: Path, write: bool) -> bool:
         print(f"{path.stem}: failed after {time.monotonic() - clock:.1f} s\n{error}", file=sys.stderr, flush=True)
         return False
     if write:
-        nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
+        nbformat.write(cleaned(notebook), path)  # type: ignore[no-untyped-call]
     made = sorted(file.name for file in EXPORTS.rglob("*") if file.is_file() and file.stat().st_mtime >= began)
     print(f"{path.stem}: {time.monotonic() - clock:.1f} s, {len(made)} files exported", flush=True)
     return True

@@ -14,7 +14,7 @@ import psycopg
 
 from .. import Backoff, Handler, InfrastructureError, Queue, Schedules, Worker
 from ..errors import InvalidInput
-from . import database, history, sim, theory
+from . import database, faults, history, sim, theory
 from .clock import BEGINNING, VirtualClock
 from .workload import Workload
 
@@ -277,6 +277,15 @@ def _verdict(steps: pd.DataFrame) -> str:
     return ("once" if len(taken) == 1 else "TWICE") + (", stale" if stale else "")
 
 
+def stalls(workers: int, freezes: int, cuts: int, *, span_seconds: float, freeze_seconds: tuple[float, float],
+           seed: int) -> list[faults.Fault]:
+    """Freezes of random length and lost replies, of random workers at random instants."""
+    rng = random.Random(seed)
+    frozen = [faults.freeze(rng.randrange(workers), rng.uniform(0, span_seconds), rng.uniform(*freeze_seconds))
+              for _ in range(freezes)]  # fmt: skip
+    return frozen + [faults.cut(rng.randrange(workers), rng.uniform(0, span_seconds)) for _ in range(cuts)]
+
+
 def day_of_effects(run: sim.Run) -> pd.DataFrame:
     """A row a destination, from a run with effects=True: what it took in of all that was sent, one key a job."""
     done = run.attempts[run.attempts["outcome"] == "done"]
@@ -284,7 +293,7 @@ def day_of_effects(run: sim.Run) -> pd.DataFrame:
     ends = [*zip(done["ended"], done["job_id"], done["epoch"], strict=True),
             *zip(late["time_seconds"], late["job_id"], late["epoch"], strict=True)]  # fmt: skip
     times = run.effects[run.effects["destination"] == "outside"].value_counts(["job_id", "epoch"])
-    sent = [(at, 1, job, epoch) for at, job, epoch in ends for _ in range(times[job, epoch])]  # again after a lost reply
+    sent = [(at, 1, job, epoch) for at, job, epoch in ends for _ in range(times[job, epoch])]  # twice: a lost reply
     claims = zip(run.attempts["started"], [0] * len(run.attempts), run.attempts["job_id"], run.attempts["epoch"],
                  strict=True)  # fmt: skip
     events = sorted([*sent, *claims])

@@ -112,13 +112,13 @@ def _competition(backoff, n, seed, dsn):
 
 
 def dependency(backoff: Backoff, *, rate: float, capacity: float | None, max_attempts: int, seed: int, dsn: str,
-               down_seconds: float = 600, until_seconds: float = 1800) -> sim.Run:
-    """Half an hour of calls to a service that is away from the fifth minute on.
+               down_at: float = 300, down_seconds: float = 600, until_seconds: float = 1500) -> sim.Run:
+    """Calls to a service that is away for a while, until the end of the time, a job each.
 
     Back again, it bears `capacity` calls a second, refused ones included, or any number where None.
     """
-    calls = workload.poisson(rate=rate, service=workload.exponential(0.5), hours=0.5)
-    away = faults.down("job", at=300, seconds=down_seconds, capacity=capacity)
+    calls = workload.poisson(rate=rate, service=workload.exponential(0.5), hours=until_seconds / 3600)
+    away = faults.down("job", at=down_at, seconds=down_seconds, capacity=capacity)
     return sim.run(calls, workers=1, concurrency=200, backoff=backoff, faults=[away], max_attempts=max_attempts,
                    seed=seed, dsn=dsn, until_seconds=until_seconds, sample_seconds=10, progress=False)
 
@@ -233,4 +233,5 @@ def heartbeats(leases: Sequence[float], *, run: sim.Run, beats: int = 3) -> pd.D
     took = (run.attempts["ended"] - run.attempts["started"]).to_numpy()
     rows = [(lease, np.floor(took / (lease / beats)).mean(), 1 / np.expm1(lease / beats / took.mean()),
              1000 * beats / lease) for lease in leases]
-    return pd.DataFrame(rows, columns=["lease_seconds", "heartbeats_per_job", "closed_form", "a_second_per_1000_running"])
+    return pd.DataFrame(rows, columns=["lease_seconds", "heartbeats_per_job", "closed_form",
+                                       "a_second_per_1000_running"])

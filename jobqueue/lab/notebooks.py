@@ -36,8 +36,10 @@ def execute(path: Path, *, parameters: Mapping[str, object] | None = None,
     notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     if parameters:
         _assign(notebook, path.name, parameters)
+    # Coalesced: whether a print comes as one message or as two depends on the moment.
     client = NotebookClient(notebook, timeout=cell_seconds, kernel_name="python3", store_widget_state=False,
-                            extra_arguments=["--log-level=ERROR"], resources={"metadata": {"path": str(path.parent)}})
+                            coalesce_streams=True, extra_arguments=["--log-level=ERROR"],
+                            resources={"metadata": {"path": str(path.parent)}})
     try:
         client.execute()
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:

@@ -111,7 +111,7 @@ def _schedule(options) -> None:
     if options.action == "preview" and options.after:
         _preview(options, _moment(options.after))
         return
-    with _connection(options) as conn:
+    with _connection(options) as conn, translated(conn):
         if options.action == "preview":
             _preview(options, conn.execute(SQL.database_now).fetchone()[0])
         elif options.action == "put":

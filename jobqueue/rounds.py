@@ -99,7 +99,7 @@ class Rounds:
             self._shift.take([Held(lease, self._worker.handlers[lease.type], sent) for lease in claim])
             for held, outcome in zip(finished, outcomes, strict=True):
                 self._answered(held, outcome)
-        except BaseException as error:  # a KeyboardInterrupt, too, may come after the commit: nothing is known of it now
+        except BaseException as error:  # a KeyboardInterrupt, too, may come after the commit
             self._shift.finished.extendleft(reversed(finished))
             refused = isinstance(error, JobQueueError) and self.session.is_open  # in so many words, by the server
             self._cut_off(claiming=bool(sent and slots + ahead and not refused))

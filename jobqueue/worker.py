@@ -29,12 +29,9 @@ from .slot import Slot
 from .watch import Watch
 
 STUCK = 75  # the exit code that asks the supervisor for a new process (EX_TEMPFAIL)
-CLOSING_SECONDS = (
-    5  # after the grace: how long the last completions and releases may take where the database doesn't answer
-)
-LOCK_SECONDS = (
-    0.2  # the worker's own statements wait no longer for somebody's lock: others have their turn, and `stop` is heard
-)
+CLOSING_SECONDS = 5  # after the grace: how long the last completions and releases wait for a database that is away
+LOCK_SECONDS = 1.0  # a table that is being altered: the worker asks again, and hears `stop` in between
+ROW_SECONDS = 0.2  # a row that somebody holds: the next failure or release has its turn
 
 
 class Worker:
@@ -139,7 +136,7 @@ class _Run:
         self._shortest = min(handler.lease_seconds for handler in worker.handlers.values())
         listens = worker.prepare_threshold is not None
         self._pulse = Pulse(self.shift, self._session(lock_seconds=LOCK_SECONDS), self._shortest, listens=listens)
-        self._endings = Endings(self.shift, self._session(lock_seconds=LOCK_SECONDS), worker.on_dead)
+        self._endings = Endings(self.shift, self._session(lock_seconds=ROW_SECONDS), worker.on_dead)
         self._watch = Watch(self.shift, self._shortest, given_up=self._replace_slot, also=self._hurry)
         self._services: list[threading.Thread] = []
         self._slots: list[Slot] = []

@@ -339,7 +339,7 @@ def test_a_handler_that_overran_inside_a_statement_is_ended_on_the_server_too(ds
         wait_until(
             lambda: (
                 conn.execute(
-                    "select count(*) from pg_stat_activity where query like '%pg_sleep(30)%' and pid <> pg_backend_pid()"
+                    "select count(*) from pg_stat_activity where query like '%sleep(30)%' and pid <> pg_backend_pid()"
                 ).fetchone()[0]
                 == 0
             ),

@@ -162,7 +162,7 @@ def test_an_outage_of_half_a_lease_disturbs_no_handler(own_server, home, way):
 def test_an_outage_of_three_leases_ends_the_workers_authority_by_its_own_clock(
     own_server, home, lease_seconds, tmp_path
 ):
-    """The handler is told one lease after the last renewal was sent and publishes nothing; its job begins anew, uncharged."""
+    """The handler is told one lease after the last renewal was sent, and publishes nothing; its job begins anew."""
     told, refused, began = [], [], []
 
     def handler(lease, context):

@@ -506,7 +506,7 @@ def test_slow_and_failing_jobs_delay_no_completion_of_others(dsn, queue, conn, m
     lags = sorted(finished - returned[id] for id, finished in rows)
     p50, p99 = lags[len(lags) // 2], lags[int(len(lags) * 0.99)]
     print(
-        f"completion lag: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms; longest exchange {max(exchanges) * 1e3:.1f} ms"
+        f"lag: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms; longest exchange {max(exchanges) * 1e3:.1f} ms"
     )
     assert p99 < max(exchanges) + 0.02
 
@@ -833,7 +833,7 @@ def test_sigterm_under_load_always_ends_in_peace(dsn, queue, conn, times):
 
 
 def test_an_interrupt_that_is_sent_to_everybody_releases_the_jobs_of_the_workers(dsn, queue):
-    """A notebook's interrupt reaches what was started plainly; such a worker stops as by SIGTERM, charging no attempt."""
+    """A notebook's interrupt reaches what was started plainly; such a worker stops as by SIGTERM, charging nobody."""
     job_id = queue.enqueue("obedient", {"seconds": 30}).id
     with process(dsn, "--grace-seconds", "0") as worker:
         job_when(queue, job_id, "running")

@@ -377,6 +377,14 @@ def test_stop_ends_it_between_two_batches(dsn, conn):
     )
 
 
+def test_a_stop_during_a_pass_leaves_its_other_batches(dsn, conn):
+    finished(conn, "done", 2 * DAY)
+    finished(conn, "cancelled", 2 * DAY)
+    janitor = Janitor(dsn, statuses=("done", "cancelled"))
+    archive, janitor._archive = janitor._archive, lambda status, age: (archive(status, age), janitor.stop())[0]
+    assert (janitor.run_once(), len(archived(conn)), len(live(conn))) == (1, 1, 1)
+
+
 def test_it_survives_the_loss_of_its_connection(dsn, conn, tmp_path):
     janitor = Janitor(dsn, poll_seconds=0.05, artifacts=tmp_path)
     thread = threading.Thread(target=janitor.run)

@@ -234,6 +234,14 @@ def test_a_lease_in_force_is_not_counted_as_expired_but_locked(dsn, conn, queue)
         assert metrics.snapshot(conn).expired_but_locked == 0
 
 
+def test_a_transaction_does_not_report_itself(conn, queue):
+    queue.enqueue("mail")
+    queue.claim("A")
+    with conn.transaction():
+        conn.execute("update jobqueue.job set locked_until = jobqueue.now()")
+        assert metrics.snapshot(conn).expired_but_locked == 0
+
+
 def test_lock_waits_are_seen_with_who_blocks(dsn, conn, queue):
     queue.enqueue("mail")
     lease = queue.claim("A")[0]

@@ -19,7 +19,7 @@ from .clock import BEGINNING, VirtualClock
 from .workload import Workload
 
 QUANTILES = (0.5, 0.95, 0.99, 1.0)
-CAUSES = {"lost": "its process died", "failed": "attempts used up", "failed_permanently": "can never succeed"}
+CAUSES = {"lost": "crash", "failed": "used up", "failed_permanently": "permanent"}  # how the last attempt ended
 LEASE_SECONDS = 10.0
 NOTHING = Workload([], [], [], [])
 
@@ -330,11 +330,12 @@ def dead_letters(run: sim.Run) -> pd.DataFrame:
 
 def neighbours(run: sim.Run, poison: str = "poison") -> dict:
     """What a poison type does to the others in the same processes."""
-    others = run.jobs[run.jobs["type"] != poison]
+    others, letters = run.jobs[run.jobs["type"] != poison], dead_letters(run)
+    letters = letters[letters["job_id"].isin(others["id"])]
     return {"poison dead": int((run.jobs.loc[run.jobs["type"] == poison, "status"] == "dead").sum()),
             "healthy jobs": len(others), "that lost a lease": int((others["lease_losses"] > 0).sum()),
             "most lost by one": int(others["lease_losses"].max()),
-            "healthy dead": int((others["status"] == "dead").sum())}  # fmt: skip
+            "healthy, died with it": int((letters["cause"].str.endswith(CAUSES["lost"])).sum())}  # fmt: skip
 
 
 def prefetch(ahead: int, *, rule: bool, healthy: int, max_attempts: int, dsn: str) -> dict:

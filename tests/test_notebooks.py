@@ -12,6 +12,7 @@ from jobqueue.lab.cleaning import cleaned, main
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 ALL = sorted(FOLDER.glob("*.ipynb"))
+VIRTUAL = [path for path in ALL if '"live"' not in path.read_text(encoding="utf-8")]
 WIDGET = "application/vnd.jupyter.widget"
 
 
@@ -111,6 +112,14 @@ def test_the_live_notebook_plays_its_plan_without_a_browser_and_loses_nothing(mo
     assert "240 done, 0 dead, 0 open" in text
     kinds = (tmp_path / "04-kill-pause-resume-faults.csv").read_text()
     assert all(f",{kind}," in kinds for kind in ("kill", "start", "pause", "resume", "cut", "crash", "restart"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("path", VIRTUAL, ids=lambda path: path.stem)
+def test_a_notebook_in_virtual_time_says_again_what_is_committed(path, monkeypatch, tmp_path):
+    monkeypatch.setenv("JOBQUEUE_EXPORTS", str(tmp_path / "data" / "exports"))
+    assert said(cleaned(notebooks.execute(path))) == said(nbformat.read(path, as_version=4))
 
 
 def test_what_is_committed_is_clean(tmp_path):

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from functools import cached_property
 from multiprocessing import get_context, parent_process
 from typing import Any, Protocol
 
@@ -166,7 +167,7 @@ class State:
     step: Step | None = None
     before: "State | None" = None
 
-    @property
+    @cached_property
     def identity(self):
         return hash(_INSTANTS_OF_THE_PAST.sub("", self.rows)), self.now, self.known
 
@@ -296,8 +297,10 @@ class _Search:
         rows = self.world.read()
         if known is state.known and rows == state.rows and self.world.now == state.now:
             return state  # refused, and nothing has changed: judged already
-        self.scenario.judge(known, json.loads(rows))
-        return State(rows, self.world.now, known, state.depth + 1, self._step(state, action), state)
+        after = State(rows, self.world.now, known, state.depth + 1, self._step(state, action), state)
+        if after.identity not in self.seen:  # the same rows and the same knowledge have been judged before
+            self.scenario.judge(known, json.loads(rows))
+        return after
 
     def _step(self, state: State, action: tuple) -> Step:
         actor, *rest = action

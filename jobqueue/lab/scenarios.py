@@ -335,8 +335,8 @@ FAMILIES = (
     (OneJob(), 6),
     (Batches(), 6),
     (Destination(), 8),
-    (THREE_OWNERS, 6),
-    (Slots(), 5),
     (Destination("transaction"), 7),
+    (THREE_OWNERS, 5),
     (Keys(), 5),
+    (Slots(), 5),
 )

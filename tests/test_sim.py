@@ -1,15 +1,17 @@
 """The simulated day: real SQL under a virtual clock, the same to the last digit, with every kind of fault."""
 import os
 import signal
+import statistics
 import time
 
 import pandas as pd
 import psycopg
 import pytest
 
-from jobqueue import Backoff
+from jobqueue import Backoff, Queue
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import faults, sim, workload
+from jobqueue.lab import database, faults, sim, workload
+from jobqueue.lab.clock import VirtualClock
 from jobqueue.lab.workload import Workload
 
 JOBS = ["id", "type", "status", "created_at", "run_at", "started_at", "finished_at", "attempts", "lease_losses", "wait_seconds", "service_seconds"]
@@ -167,6 +169,12 @@ def test_a_lost_reply_to_a_claim_is_given_back(server):
     assert run.attempts["outcome"].tolist() == ["released", "done"] and run.jobs["attempts"].tolist() == [1]
 
 
+def test_a_frozen_reaper_takes_nothing_away(server):
+    plan = [faults.kill(0, at=5), faults.freeze("reaper", at=1, seconds=300)]
+    run = simulate(server, at(0.0), workers=2, lease_seconds=30, faults=plan)
+    assert 301 <= run.attempts["ended"].iloc[0] <= 302 and run.events["kind"].tolist() == ["pause", "kill", "resume"]
+
+
 def test_poison_takes_a_worker_each_attempt_and_dies_in_the_end(server):
     run = simulate(server, at(0.0, 500.0), workers=3, lease_seconds=5, faults=[faults.poison(at=10)], max_attempts=3)
     assert run.jobs["status"].tolist() == ["done", "dead", "done"]
@@ -253,6 +261,31 @@ def test_an_interrupted_run_leaves_no_database_behind(server):
 
 
 # ---- the bars of the issue: long -------------------------------------------------------------------------------------
+
+
+def plain_loop(server, n=500):
+    """Jobs a second of a loop over the queue that moves the clock for each event: enqueue, claim, complete."""
+    with database.scratch(server.dsn) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
+        queue = Queue(conn)
+        queue.install(virtual=True)
+        conn.execute("set synchronous_commit = off")
+        clock, begun = VirtualClock(conn), time.perf_counter()
+        for _ in range(n):
+            clock.advance(0.5)
+            queue.enqueue("job", {"seconds": 1})
+            (lease,) = queue.claim("worker", types=["job"])
+            clock.advance(1)
+            queue.complete(lease)
+        return n / (time.perf_counter() - begun)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_simulated_day_is_quicker_than_a_plain_loop_by_a_third(server):
+    """1,500 against 1,150 jobs a second on a quiet machine; a busy one moves both."""
+    recipe = workload.poisson(rate=2.0, service=workload.exponential(3.0), n=3000)
+    ratios = [simulate(server, recipe, workers=8).jobs_per_second / plain_loop(server) for _ in range(3)]
+    assert statistics.median(ratios) > 1500 / 1150
 
 
 @pytest.mark.long

@@ -18,6 +18,9 @@ from ..errors import InvalidInput
 MOST_SECONDS = 1e9
 KINDS = ("kill", "start", "pause", "resume", "stop", "cut", "slow", "down", "poison", "burst", "outage", "crash")
 LOOPS = ("reaper", "scheduler")
+_NEEDS = {"slow": ("seconds", "factor"), "down": ("seconds",), "outage": ("seconds",), "crash": ("seconds",),
+          "poison": ("n",), "burst": ("n", "service_seconds")}
+_PROCESSES = ("kill", "start", "pause", "resume", "stop", "cut")
 _SPELLS = ("kill", "pause", "slow", "down", "outage", "crash")  # a stop's seconds are its grace, a poison's a restart's
 
 
@@ -45,6 +48,9 @@ class Fault:
         for name in ("at", "seconds", "service_seconds", "capacity"):
             if getattr(self, name) is not None or name == "at":
                 limits.seconds(getattr(self, name), name, 0, MOST_SECONDS)
+        for name in _NEEDS.get(self.kind, ()):
+            if getattr(self, name) is None:
+                raise InvalidInput(f"a fault of kind {self.kind} needs {name}")
         if self.factor is not None:
             limits.seconds(self.factor, "factor", 0.001, 1e6)
         if self.n is not None:
@@ -154,6 +160,9 @@ def check(plan: Iterable[Fault], workers: int) -> tuple[Fault, ...]:
         if fault.worker is not None and fault.worker >= workers:
             there = f"there are worker-0 to worker-{workers - 1}"
             raise InvalidInput(f"{fault.kind} at {fault.at:g} s aims at {fault.target}, but {there}")
+        if fault.kind in _PROCESSES and fault.worker is None and fault.target not in LOOPS:
+            neither = f"no worker, nor {' or '.join(LOOPS)}"
+            raise InvalidInput(f"{fault.kind} at {fault.at:g} s aims at {fault.target!r}: {neither}")
     return plan
 
 

@@ -11,6 +11,7 @@ What is simulated is the busiest stretch of the workload, so the figures are tho
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,7 +57,7 @@ class Recommendation:
     """One parameter: its value, what it is for, what the simulation measured with it, and the formula beside it."""
 
     parameter: str
-    value: object
+    value: Any
     target: str
     limit: float
     simulated: float
@@ -279,7 +280,7 @@ def _longest_recovery(trials: _Trials, lease: float, beat: float) -> float:
     """Workers that are killed at every phase between two heartbeats, each with a job: from the kill to ready again."""
     kills = [faults.kill(place, at=lease + place * beat / KILLS) for place in range(KILLS)]
     run = trials.run(
-        _long_jobs(KILLS, 10 * lease),
+        _jobs(np.zeros(KILLS), 10 * lease),
         workers=KILLS,
         lease_seconds=lease,
         heartbeat_seconds=beat,
@@ -300,7 +301,7 @@ def _lost_by_stalls(trials: _Trials, lease: float, beat: float) -> float:
         for place in range(FREEZES)
     ]
     run = trials.run(
-        _long_jobs(FREEZES, 10 * lease),
+        _jobs(np.zeros(FREEZES), 10 * lease),
         workers=FREEZES,
         lease_seconds=lease,
         heartbeat_seconds=beat,
@@ -310,8 +311,9 @@ def _lost_by_stalls(trials: _Trials, lease: float, beat: float) -> float:
     return float(run.attempts["outcome"].eq("lost").sum()) / FREEZES
 
 
-def _long_jobs(n: int, seconds: float) -> Workload:
-    return Workload(np.zeros(n), ["job"] * n, np.full(n, seconds), ["done"] * n)
+def _jobs(at: np.ndarray, seconds: float) -> Workload:
+    n = len(at)
+    return Workload(at, np.full(n, "job", dtype=object), np.full(n, seconds), np.full(n, "done", dtype=object))
 
 
 # ---- poll interval: what NOTIFY doesn't bring ----------------------------------------------------------------------
@@ -322,7 +324,7 @@ def _poll(trials: _Trials) -> Recommendation:
     poll = 2 * trials.targets.pickup_seconds
     n, apart = PROBE_JOBS, 7.3 * poll
     at = np.arange(n) * apart + np.random.default_rng(trials.seed).random(n) * poll
-    work = Workload(at, ["job"] * n, np.zeros(n), ["done"] * n)
+    work = _jobs(at, 0.0)
     waited = float(trials.run(work, workers=1, poll_seconds=poll).jobs["wait_seconds"].mean())
     limit = trials.targets.pickup_seconds * 1.1
     return Recommendation(
@@ -385,7 +387,7 @@ def _outlast(backoff: Backoff, attempts: int, seconds: float) -> bool:
 
 def _after_an_outage(trials: _Trials, backoff: Backoff, attempts: int) -> tuple[float, float]:
     """(dead letters, the greatest rate of first retries as a share of the jobs), all failing at one instant."""
-    work = Workload(np.zeros(OUTAGE_JOBS), ["job"] * OUTAGE_JOBS, np.zeros(OUTAGE_JOBS), ["done"] * OUTAGE_JOBS)
+    work = _jobs(np.zeros(OUTAGE_JOBS), 0.0)
     run = trials.run(
         work,
         workers=1,

@@ -28,6 +28,9 @@ class Injector:
         sim.coming -= fault.kind in ("burst", "poison")
         getattr(self, fault.kind)(sim.workers[fault.worker] if fault.worker is not None else fault.target, fault)
 
+    def _end(self, fault: Fault) -> int:
+        return self.sim.now + round((fault.seconds or 0) * SECOND)
+
     def _note(self, kind: str, target: str) -> None:
         self.events.append((self.sim.now / SECOND, kind, target, None))
 
@@ -35,8 +38,7 @@ class Injector:
 
     def kill(self, target, fault: Fault) -> None:
         if isinstance(target, str):
-            self.sim.dead_loops.add(target)
-            self.sim.after(fault.seconds, self._revive_loop, target)
+            self._still(target, fault)
             return
         self._die(target)
         self.sim.after(fault.seconds, self._revive, target, target.start)
@@ -55,7 +57,10 @@ class Injector:
             self.sim.set_idle(target)
             self.sim.after(fault.seconds, self._grace_over, target)
 
-    def pause(self, worker: SimWorker, fault: Fault) -> None:
+    def pause(self, worker, fault: Fault) -> None:
+        if isinstance(worker, str):
+            self._still(worker, fault)
+            return
         if worker.state not in ("running", "stopping"):
             return
         worker.paused_at, worker.paused_from, worker.state = self.sim.now, worker.state, "paused"
@@ -65,8 +70,11 @@ class Injector:
             self.sim.expires(held)
         self.sim.after(fault.seconds, self._thaw, worker, self.sim.now)
 
-    def resume(self, worker: SimWorker, fault: Fault) -> None:
-        self._thaw(worker, worker.paused_at)
+    def resume(self, worker, fault: Fault) -> None:
+        if isinstance(worker, str):
+            self._revive_loop(worker, "resume")
+        else:
+            self._thaw(worker, worker.paused_at)
 
     def poisoned(self, worker: SimWorker, held: Held) -> None:
         """An attempt takes its process with it."""
@@ -91,10 +99,16 @@ class Injector:
         sim.set_idle(fresh)
         sim.stir(unsure=True)
 
-    def _revive_loop(self, name: str) -> None:
-        self.sim.dead_loops.discard(name)
-        self._note("start", name)
-        self.sim.loop_is_back(name)
+    def _still(self, loop: str, fault: Fault) -> None:
+        """A loop has no state of its own: dead or frozen, it does nothing for a while."""
+        self.sim.dead_loops.add(loop)
+        self.sim.after(fault.seconds, self._revive_loop, loop, "start" if fault.kind == "kill" else "resume")
+
+    def _revive_loop(self, name: str, kind: str = "start") -> None:
+        if name in self.sim.dead_loops:
+            self.sim.dead_loops.discard(name)
+            self._note(kind, name)
+            self.sim.loop_is_back(name)
 
     def _thaw(self, worker: SimWorker, paused_at: int) -> None:
         """Its handlers go on where they stood; its heartbeats are overdue."""
@@ -122,28 +136,28 @@ class Injector:
     # ------------------------------------------------------------ handlers and what they depend on
 
     def slow(self, target, fault: Fault) -> None:
-        until = self.sim.now + round(fault.seconds * SECOND)
+        until, factor = self._end(fault), fault.factor or 1.0
         if isinstance(target, str):
-            self.sim.handlers.slow(target, until, fault.factor)
+            self.sim.handlers.slow(target, until, factor)
         else:
-            target.slow_until, target.factor = until, fault.factor
+            target.slow_until, target.factor = until, factor
 
     def down(self, type: str, fault: Fault) -> None:
-        self.sim.handlers.down(type, self.sim.now + round(fault.seconds * SECOND), fault.capacity)
+        self.sim.handlers.down(type, self._end(fault), fault.capacity)
 
     def burst(self, type: str, fault: Fault) -> None:
-        self.sim.enqueue([self.sim.jobs.job(type, {"seconds": fault.service_seconds})] * fault.n)
+        self.sim.enqueue([self.sim.jobs.job(type, {"seconds": fault.service_seconds})] * (fault.n or 1))
 
     def poison(self, type: str, fault: Fault) -> None:
         payload = {POISON: True, "restart_seconds": fault.seconds}
-        self.sim.enqueue([self.sim.jobs.job(type, payload)] * fault.n)
+        self.sim.enqueue([self.sim.jobs.job(type, payload)] * (fault.n or 1))
 
     # ------------------------------------------------------------ the database and the way to it
 
     def outage(self, target: str, fault: Fault) -> None:
         """Nobody is answered; back again, workers renew what they hold before the reaper takes anything away."""
         sim = self.sim
-        sim.away_until = max(sim.away_until, sim.now + round(fault.seconds * SECOND))
+        sim.away_until = max(sim.away_until, self._end(fault))
         sim.no_reap_until = sim.away_until + round(sim.plan.outage_grace_seconds * SECOND)
         sim.again_at(sim.away_until, self._back)
         for worker in sim.workers:
@@ -156,8 +170,11 @@ class Injector:
         for worker in self.sim.workers:
             self.cut(worker, fault)
 
-    def cut(self, worker: SimWorker, fault: Fault) -> None:
-        worker.cut = worker.state in ("running", "stopping")
+    def cut(self, worker, fault: Fault) -> None:
+        if not isinstance(worker, str):
+            worker.cut = worker.state in ("running", "stopping")
+        elif worker == "reaper":  # for all that it knows this was an outage
+            self.sim.no_reap_until = self.sim.now + round(self.sim.plan.outage_grace_seconds * SECOND)
 
     def claim_reply_lost(self, worker: SimWorker, claim) -> None:
         """The rows run under its name, and it doesn't know: it gives back what it doesn't hold, once connected."""

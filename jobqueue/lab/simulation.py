@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 from math import ceil, inf
 
 from .. import Queue
+from ..model import Empty
 from ..outcome import Outcome
 from ..sql import SQL, statements, text
 from . import handlers as lab_handlers
@@ -72,7 +73,8 @@ class Simulation:
 
     def play(self) -> None:
         """Until all jobs have ended, nothing can happen any more, or `until_seconds` are over."""
-        until = inf if self.plan.until_seconds is None else _microseconds(self.plan.until_seconds)
+        end = self.plan.until_seconds
+        until = inf if end is None else _microseconds(end)
         while self.lasting and self._expected and self.heap[0][0] <= until:
             at, order, _, act, arguments = heappop(self.heap)
             self.lasting -= order != HOUSE
@@ -82,9 +84,9 @@ class Simulation:
             act(*arguments)
             if self.finished >= self.vacuum_at:
                 self._vacuum()
-        if self.now < until < inf:
-            self.now = until
-            self.line.at(until)
+        if end is not None and self.now < until:
+            self.now = _microseconds(end)
+            self.line.at(self.now)
         self._sample(again=False)
         self.progress(self.finished)
 
@@ -209,7 +211,7 @@ class Simulation:
         """One look for all who are idle, at when the next row will be due."""
         found = self.queue.why_empty(list(self.leases))
         self.unsure = False
-        if found.empty.name == "LOCKED":  # nobody else is connected: rows that are due now
+        if found.empty is Empty.LOCKED:  # nobody else is connected: rows that are due now
             self._alarm()
         elif found.next_run_at is not None:
             self.push((found.next_run_at - BEGINNING) // timedelta(microseconds=1), LOOP, self._alarm)

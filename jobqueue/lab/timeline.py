@@ -125,7 +125,7 @@ class Timeline(psycopg.Connection):
             if key not in self._lists:
                 self._lists[key] = self._adapt.dump_sequence([value], [PyFormat.TEXT])[0]
             return self._lists[key]
-        return self._adapt.dump_sequence([value], [PyFormat.TEXT])[0]
+        return self._adapt.dump_sequence([value], [PyFormat.TEXT])[0]  # type: ignore[return-value]
 
     def _parsed(self, query: str):
         """Parsed once; the server infers each parameter's type from its place."""
@@ -171,7 +171,8 @@ class Statement:
     """As much of a cursor as the queue's verbs ask for."""
 
     def __init__(self, line: Timeline):
-        self._line, self._rows = line, []
+        self._line = line
+        self._rows: list[tuple] = []
 
     def execute(self, query: str, params=None) -> "Statement":
         self._rows = self._line.answer(query, params or {})

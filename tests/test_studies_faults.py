@@ -71,14 +71,16 @@ def test_a_case_is_told_step_by_step_and_an_unknown_one_is_refused(server):
         studies_faults.case("no such", destination, server.dsn)
 
 
-def test_a_run_with_a_freeze_sends_a_stale_effect_that_only_a_barrier_and_a_key_keep_out(server):
-    work = workload.poisson(rate=2, service=workload.constant(2), n=30)
+def test_a_frozen_worker_repeats_an_effect_where_only_a_fence_stands_and_not_where_there_is_a_key(server):
+    work = workload.poisson(rate=2, service=workload.constant(2), n=60)
     run = simulated(server, work, workers=3, lease_seconds=10, effects=True, faults=[faults.freeze(0, 10, 20)])
     assert set(run.refused["outcome"]) == {"LOST"}
     table = studies_faults.day_of_effects(run)
-    assert table["sent"].unique().tolist() == [31]
-    assert table["jobs with more than one"].tolist() == [1, 0, 0, 0, 0]
-    assert table.loc["barrier and key", ["taken in", "taken from a stale owner"]].tolist() == [30, 0]
+    assert table["sent"].unique().tolist() == [61]
+    # It thaws after the reaper took its lease and before the next claim: there is no newer epoch that a fence could know.
+    assert table["jobs with more than one"].tolist() == [1, 1, 0, 0, 0]
+    assert table["taken from a stale owner"].tolist() == [0, 0, 0, 0, 0]
+    assert table.loc["barrier and key", ["taken in", "taken from a stale owner"]].tolist() == [60, 0]
 
 
 def test_dead_letters_have_causes_and_neighbours_survive(server):
@@ -86,10 +88,14 @@ def test_dead_letters_have_causes_and_neighbours_survive(server):
     plan = [faults.poison(at=10, n=2, restart_seconds=2)]
     run = simulated(server, work, workers=2, concurrency=4, lease_seconds=5, faults=plan, max_attempts=3)
     causes = studies_faults.dead_letters(run)["cause"].value_counts()
-    assert causes["poison: its process died"] == 2
-    assert causes["mail: can never succeed"] == run.jobs["status"].eq("failed").sum() > 0
+    assert causes["poison: crash"] == 2
+    assert causes["mail: permanent"] == run.jobs["status"].eq("failed").sum() > 0
     found = studies_faults.neighbours(run)
     assert found["poison dead"] == 2 and found["healthy jobs"] == 200 and found["that lost a lease"] > 0
+    # Slots share the fate of their process: such a neighbour has lost every attempt, and is counted apart.
+    jobs = run.jobs[run.jobs["type"] == "mail"]
+    assert found["healthy, died with it"] == (jobs["lease_losses"] == 3).sum()
+    assert found["most lost by one"] == jobs["lease_losses"].max()
 
 
 def test_jobs_claimed_ahead_die_with_a_poison_job_only_without_the_rule(server):

@@ -16,7 +16,7 @@ from .. import Backoff, Handler, InfrastructureError, Queue, Schedules, Worker
 from ..errors import InvalidInput
 from . import database, faults, history, sim, theory
 from .clock import BEGINNING, VirtualClock
-from .workload import Workload
+from .workload import Recipe, Workload
 
 QUANTILES = (0.5, 0.95, 0.99, 1.0)
 CAUSES = {"lost": "crash", "failed": "used up", "failed_permanently": "permanent"}  # how the last attempt ended
@@ -56,8 +56,9 @@ def age_figures(run: sim.Run) -> dict:
             "max_age": float(run.ages["oldest_age_seconds"].max()), "busy": float(busy)}  # fmt: skip
 
 
-def by_workers(work: Workload, numbers: Sequence[int], *, dsn: str, seed: int = 0, **given) -> pd.DataFrame:
+def by_workers(work: Workload | Recipe, numbers: Sequence[int], *, dsn: str, seed: int = 0, **given) -> pd.DataFrame:
     """A row a number of workers, all else the same: queue age over the arrivals, and the p99 that M/M/c says."""
+    work = work.draw(seed)
     rate, service = len(work) / work.span_seconds, float(work.service_seconds.mean())
     runs = {n: sim.run(work, dsn=dsn, seed=seed, progress=False, **given | {"workers": n}) for n in numbers}
     table = pd.DataFrame.from_dict({n: age_figures(run) for n, run in runs.items()}, orient="index")

@@ -1,5 +1,6 @@
 """What every loop shares: a connection that comes back after an outage, a bounded step, a stop from any thread."""
 
+import json
 import logging
 import os
 import queue as queues
@@ -9,9 +10,11 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 
 import psycopg
 from psycopg import conninfo
+from psycopg.types.json import set_json_loads
 
 from . import limits
 from .errors import InfrastructureError, JobQueueError
@@ -23,6 +26,7 @@ log = logging.getLogger("jobqueue")
 CONNECT_SECONDS = 10
 DEAD_PEER_SECONDS = 30  # a peer that doesn't answer for so long is gone
 IDLE_IN_TRANSACTION_SECONDS = 60  # a zombie transaction on an expired row hides it from every reaper
+LOCK_SECONDS = 1.0  # a table that is being altered, a row that somebody holds: ask again, and hear `stop` in between
 INCIDENT_SECONDS = 10
 RETRY_SECONDS = (0.1, 2.0)  # between attempts to reconnect, doubled from the first to the second, with jitter
 
@@ -109,7 +113,9 @@ def connect(
     if prepare_threshold is not None:
         settings["options"] = f"{given.get('options', '')} {_options(idle_seconds, lock_seconds)}".strip()
     try:
-        return psycopg.connect(dsn, autocommit=True, prepare_threshold=prepare_threshold, **settings)
+        conn = psycopg.connect(dsn, autocommit=True, prepare_threshold=prepare_threshold, **settings)
+        set_json_loads(_loads, conn)
+        return conn
     except psycopg.OperationalError as error:
         reason = " ".join(str(error).split())
     where = f"{given.get('host', 'the local socket')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
@@ -122,6 +128,20 @@ def _parsed(dsn: str) -> dict:
     except psycopg.Error as error:
         reason = str(error).strip().splitlines()[0].split(":")[0]
     raise JobQueueError(f"the DSN can't be read: {reason}")
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """In place of JSON that Python can't read (5,000 digits in a number, 2,000 levels): such a row must stop no loop."""
+
+    reason: str
+
+
+def _loads(text):
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Unreadable(f"{type(error).__name__}: {error}")
 
 
 def redacted(text: str, password: str | None) -> str:

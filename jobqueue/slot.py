@@ -16,7 +16,7 @@ from . import limits
 from .backoff import Backoff
 from .context import Context
 from .errors import InfrastructureError, LeaseLost, PermanentError, Retry, translate
-from .loop import Session
+from .loop import LOCK_SECONDS, Session, Unreadable
 from .outcome import Outcome
 from .queue import Queue, translated
 from .shift import COMPLETE, End, Held, Shift
@@ -29,7 +29,7 @@ class Slot:
     """A thread's room for one handler at a time. `connect(idle_seconds=…)` makes its sessions."""
 
     def __init__(self, connect: Callable[..., Session], artifacts=None, rng: random.Random | None = None):
-        self.aside = connect()  # for what must not be part of the handler's transaction
+        self.aside = connect(lock_seconds=LOCK_SECONDS)  # for what must not be part of the handler's transaction
         self.artifacts = artifacts
         self.threads: list[threading.Thread] = []  # the one that works here
         self.abandoned = False  # its handler did not return in time: whatever it does later is ignored
@@ -56,6 +56,8 @@ class Slot:
     def run(self, held: Held) -> End:
         """Runs the handler; everything that leaves it, SystemExit included, becomes an End."""
         try:
+            if type(held.lease.payload) is Unreadable:
+                raise PermanentError(f"the payload can't be read: {held.lease.payload.reason}")
             result = held.handler.fn(held.lease, Context(held, self))
             if result is not None and inspect.iscoroutine(result):
                 self._await(result)

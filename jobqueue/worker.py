@@ -21,7 +21,7 @@ from . import limits
 from .context import Handler
 from .endings import Endings
 from .errors import InvalidInput, JobQueueError
-from .loop import CONNECT_SECONDS, Bell, Incidents, Session, log
+from .loop import CONNECT_SECONDS, LOCK_SECONDS, Bell, Incidents, Session, log
 from .pulse import Pulse
 from .rounds import Rounds
 from .shift import End, Shift
@@ -30,7 +30,6 @@ from .watch import Watch
 
 STUCK = 75  # the exit code that asks the supervisor for a new process (EX_TEMPFAIL)
 CLOSING_SECONDS = 5  # after the grace: how long the last completions and releases wait for a database that is away
-LOCK_SECONDS = 1.0  # a table that is being altered: the worker asks again, and hears `stop` in between
 ROW_SECONDS = 0.2  # a row that somebody holds: the next failure or release has its turn
 
 
@@ -40,7 +39,7 @@ class Worker:
     owner: the name in locked_by, unique to each start by default. prefetch: at most so many jobs are claimed ahead of a
     free slot (adapted to how long handlers take). grace_seconds: how long running handlers may go on after `stop`; what
     has not finished then is released, its attempt given back. artifacts: the folder for candidates. on_dead(job): for
-    dead letters. prepare_threshold=None: behind a transaction pooler (nothing prepared, no LISTEN). fresh_owner: owner
+    dead letters, in line with other failures, so it should be quick. prepare_threshold=None: behind a transaction pooler (nothing prepared, no LISTEN). fresh_owner: owner
     is unique to this start, so that rows under it which this worker does not hold (a claim's reply was lost) are its
     own to release.
     """

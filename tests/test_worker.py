@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -300,6 +301,26 @@ def test_a_handler_sees_exact_numbers(dsn, queue, conn):
     assert (seen, [type(one) for one in seen[:3]]) == (numbers, [int, int, int])
 
 
+UNREADABLE = {
+    "2,000 levels": ("repeat('[', 2000) || repeat(']', 2000)", "RecursionError: "),
+    "a number of 5,000 digits": ("repeat('9', 5000)", "ValueError: Exceeds the limit (4300 digits)"),
+}
+
+
+@pytest.mark.parametrize("payload, reason", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_payload_that_python_cannot_read_fails_its_job_and_stops_no_worker(dsn, queue, conn, payload, reason):
+    """Only SQL by hand, or a producer in another language, puts it there."""
+    bad, good = add(queue, "job", 2, run_at=datetime.now(UTC) + timedelta(hours=1))
+    conn.execute(f"update jobqueue.job set payload = ({payload})::jsonb where id = %s", (bad,))
+    conn.execute("update jobqueue.job set run_at = now()")
+    alarms = []
+    with working(dsn, {"job": lambda *_: None}, on_dead=lambda job: alarms.append(job.id)):
+        assert settled(conn) == {"done": 1, "failed": 1}
+        wait_until(lambda: alarms == [bad])
+    told = conn.execute("select last_error, attempts from jobqueue.job where id = %s", (bad,)).fetchone()
+    assert (f"the payload can't be read: {reason}" in told[0], told[1], queue.get(good).status) == (True, 1, "done")
+
+
 # ---- leases ----------------------------------------------------------------------------------------------------------
 
 
@@ -505,9 +526,7 @@ def test_slow_and_failing_jobs_delay_no_completion_of_others(dsn, queue, conn, m
     ).fetchall()
     lags = sorted(finished - returned[id] for id, finished in rows)
     p50, p99 = lags[len(lags) // 2], lags[int(len(lags) * 0.99)]
-    print(
-        f"lag: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms; longest exchange {max(exchanges) * 1e3:.1f} ms"
-    )
+    print(f"lag: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms; longest exchange {max(exchanges) * 1e3:.1f} ms")
     assert p99 < max(exchanges) + 0.02
 
 
@@ -816,7 +835,8 @@ def test_a_second_sigterm_ends_the_process_at_once_and_the_lease_is_left_to_the_
     assert (queue.get(job_id).status, queue.get(job_id).attempts) == ("running", 1)
 
 
-@pytest.mark.parametrize("times", [3, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("times", [2, pytest.param(25, marks=pytest.mark.long)])
 def test_sigterm_under_load_always_ends_in_peace(dsn, queue, conn, times):
     """A signal may arrive inside any line of the main thread: an Event's lock would be held there now and then."""
     for run in range(times):

@@ -77,7 +77,7 @@ def test_a_frozen_worker_repeats_an_effect_where_only_a_fence_stands_and_not_whe
     assert set(run.refused["outcome"]) == {"LOST"}
     table = studies_faults.day_of_effects(run)
     assert table["sent"].unique().tolist() == [61]
-    # It thaws after the reaper took its lease and before the next claim: there is no newer epoch that a fence could know.
+    # It thaws after its lease was taken and before the next claim: no newer epoch is there for a fence to know.
     assert table["jobs with more than one"].tolist() == [1, 1, 0, 0, 0]
     assert table["taken from a stale owner"].tolist() == [0, 0, 0, 0, 0]
     assert table.loc["barrier and key", ["taken in", "taken from a stale owner"]].tolist() == [60, 0]

@@ -43,7 +43,8 @@ class Snapshot:
     """The queue at one instant; ages in seconds, counts by type where they are dicts (0 for others).
 
     attempts: jobs by attempts used, of those that wait for a retry, run, are dead letters or were done within the last
-    minute. wait: from run_at to the last claim; service: from there to the end. incidents: of the last hour, by name.
+    minute. wait: from run_at to the last claim; service: from there to the end (both, and attempts, of every nth job
+    where more than 20,000 were done within the minute). incidents: of the last hour, by name.
     oldest_snapshot_age: in transactions; like dead_tuples it says how far vacuum is behind.
     """
 

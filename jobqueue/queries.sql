@@ -437,14 +437,19 @@ running as (
   from jobqueue.job where status = 'running' group by type, attempts),
 dead as (
   select type, attempts, count(*) as n from jobqueue.job where status in ('failed', 'dead') group by type, attempts),
+done as materialized (
+  select count(*) as n, greatest(1, count(*) / 10000) as step
+  from jobqueue.job where status = 'done' and finished_at > jobqueue.now() - interval '1 minute'),
 recent as materialized (
   select attempts, greatest(extract(epoch from started_at - run_at), 0)::float8 as wait,
     extract(epoch from finished_at - started_at)::float8 as service
-  from jobqueue.job where status = 'done' and finished_at > jobqueue.now() - interval '1 minute'),
+  from jobqueue.job where status = 'done' and finished_at > jobqueue.now() - interval '1 minute'
+    and mod(id, (select step from done)) = 0),
 begun as (
   select attempts, sum(n) as n from (
     select attempts, due + future as n from ready where attempts > 0 union all select attempts, n from running
-    union all select attempts, n from dead union all select attempts, count(*) from recent group by attempts) x
+    union all select attempts, n from dead
+    union all select attempts, count(*) * (select step from done) from recent group by attempts) x
   group by attempts),
 seen as (select name, sum(n) as n from jobqueue.incident where at > jobqueue.now() - interval '1 hour' group by name)
 select jobqueue.now() as at,
@@ -457,7 +462,7 @@ select jobqueue.now() as at,
   (select coalesce(jsonb_object_agg(type, n), '{}') from (select type, sum(n) as n from dead group by type) x) as dead,
   (select coalesce(jsonb_object_agg(type, age_seconds), '{}') from jobqueue.oldest_ready_age)
     as oldest_ready_age_seconds,
-  (select count(*) from recent) as done_per_minute,
+  (select n from done) as done_per_minute,
   (select coalesce(sum(missed_slots), 0) from jobqueue.schedule)::bigint as missed_slots,
   (select count(*) from jobqueue.missed_slots where problem is not null) as broken_schedules,
   (select coalesce(jsonb_object_agg(attempts, n), '{}') from begun) as attempts,

@@ -167,6 +167,13 @@ def test_quantiles_of_wait_and_service_are_those_of_their_jobs(conn):
     assert hour == ("mail", 102, 51.5, 5_000)
 
 
+def test_in_a_busy_minute_every_nth_job_stands_for_its_neighbours(conn):
+    done(conn, ago=1, wait=1, service=2, count=45_000)
+    found = metrics.snapshot(conn)
+    assert (found.done_per_minute, found.wait.p50, found.service.p99) == (45_000, 1, 2)
+    assert (list(found.attempts), 44_990 < found.attempts[1] < 45_010) == ([1], True)
+
+
 def test_a_wait_is_never_negative(conn):
     """run_at moved by hand after the claim must not make a dashboard show nonsense."""
     done(conn, ago=1, wait=-5, service=1)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import psycopg
 
-from .. import Backoff, Handler, InfrastructureError, Queue, Schedules, Worker
+from .. import Backoff, Handler, InfrastructureError, Lease, Queue, Schedules, Worker
 from ..errors import InvalidInput
 from . import database, faults, history, sim, theory
 from .clock import BEGINNING, VirtualClock
@@ -21,7 +21,8 @@ from .workload import Recipe, Workload
 QUANTILES = (0.5, 0.95, 0.99, 1.0)
 CAUSES = {"lost": "crash", "failed": "used up", "failed_permanently": "permanent"}  # how the last attempt ended
 LEASE_SECONDS = 10.0
-NOTHING = Workload([], [], [], [])
+_NONE = np.array([])
+NOTHING = Workload(_NONE, _NONE, _NONE, _NONE)
 
 
 @contextmanager
@@ -230,7 +231,8 @@ class _Case:
 
     def __init__(self, queue: Queue, clock: VirtualClock, destination: Destination):
         self.queue, self.clock, self.destination, self.begun = queue, clock, destination, clock.now
-        self.id, self.leases = queue.enqueue("invoice").id, {}
+        self.id = queue.enqueue("invoice").id
+        self.leases: dict[str, Lease] = {}
 
     def step(self, words: str) -> tuple:
         self.clock.advance(LEASE_SECONDS if words == "lease ends" else 1)
@@ -352,7 +354,7 @@ def prefetch(ahead: int, *, rule: bool, healthy: int, max_attempts: int, dsn: st
                 clock.advance(31)
                 queue.reap(backoff=Backoff(base_seconds=1, jitter="none", shape="constant"))
                 clock.advance(1)
-        rows = [queue.get(job.id) for job in jobs[1:]]
+        rows = [row for job in jobs[1:] if (row := queue.get(job.id))]
     return {"claimed ahead": ahead, "rule": "on" if rule else "off", "processes killed": crashes,
             "healthy jobs": healthy, "done": sum(row.status == "done" for row in rows),
             "dead, never ran": sum(row.status == "dead" for row in rows)}  # fmt: skip
@@ -383,8 +385,9 @@ def releases(dsn: str) -> dict:
         id, calls, most = queue.enqueue("mail", max_attempts=1).id, 0, 0
         at_once = Backoff(shape="constant", base_seconds=0.001, jitter="none")
         worker = Worker(own, {"mail": Handler(away, backoff=at_once)}, concurrency=1)
-        while (job := queue.get(id)).status == "ready" and calls < 100:
+        while (job := queue.get(id)) and job.status == "ready" and calls < 100:
             calls, most = calls + worker.run_once(), max(most, job.releases)
+    assert job
     return {"calls of the handler": calls, "releases": most, "attempts": job.attempts, "status": job.status}
 
 
@@ -395,7 +398,7 @@ def redrive(n: int, *, max_attempts: int, dsn: str, seed: int) -> pd.DataFrame:
         ids = [job.id for job in queue.enqueue_many([{"type": "invoice", "max_attempts": max_attempts}] * n)]
 
         def note(step):
-            rows = [queue.get(id) for id in ids]
+            rows = [row for id in ids if (row := queue.get(id))]
             ended = {state: sum(row.status == state for row in rows) for state in ("ready", "dead", "done")}
             most = max(row.attempts for row in rows), max(row.epoch for row in rows)
             steps.append({"step": step, **ended, "attempts": most[0], "epoch": most[1]})

@@ -1,4 +1,5 @@
-"""Checkers: each finds its own kind of violation in a history made by hand, names its members, and finds none in an honest one."""
+"""Checkers: each finds its own violation in a history made by hand and names its members, and none in an honest one."""
+
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -17,7 +18,9 @@ def at(seconds):
 def call(verb, seconds, *, answer=OK, outcome=None, job=1, **told):
     """A call that took no time, of a client that is its owner."""
     client = told.get("owner") or "client"
-    return Call(client, int(seconds * 10), verb, answer, outcome, job, invoked_at=at(seconds), answered_at=at(seconds), **told)
+    return Call(
+        client, int(seconds * 10), verb, answer, outcome, job, invoked_at=at(seconds), answered_at=at(seconds), **told
+    )
 
 
 def grant(seconds, epoch, owner="A", lease=10, verb="claim", **told):
@@ -34,16 +37,26 @@ def done(epoch=1, **told):
 
 HONEST = History(
     calls=(
-        call("enqueue", 0, key="k", created=True), grant(0, 1), applied("heartbeat", 5, 1, lease_seconds=10),
-        grant(15, 2, "B", verb="adopt"), applied("complete", 16, 1, outcome="LOST"), applied("complete", 17, 2, "B"),
+        call("enqueue", 0, key="k", created=True),
+        grant(0, 1),
+        applied("heartbeat", 5, 1, lease_seconds=10),
+        grant(15, 2, "B", verb="adopt"),
+        applied("complete", 16, 1, outcome="LOST"),
+        applied("complete", 17, 2, "B"),
     ),
     rows=(
         replace(done(2), key="k", lease_losses=1, history=(End(at(15), "lost", "A", 1),)),
         Row(2, status="done", attempts=1, epoch=1, finished_epoch=1, schedule_id="s", slot=at(60)),
     ),
-    effects=(Effect("inside", "k", 1, 2), Effect("outside", "k", 1, 1, once=False), Effect("outside", "k", 1, 2, once=False)),
-    missed=(Slot("s", at(120), "misfire"),), expected=(Slot("s", at(60)), Slot("s", at(120))), settled=True,
-)  # fmt: skip
+    effects=(
+        Effect("inside", "k", 1, 2),
+        Effect("outside", "k", 1, 1, once=False),
+        Effect("outside", "k", 1, 2, once=False),
+    ),
+    missed=(Slot("s", at(120), "misfire"),),
+    expected=(Slot("s", at(60)), Slot("s", at(120))),
+    settled=True,
+)
 
 BROKEN = {
     "lost": [
@@ -55,11 +68,17 @@ BROKEN = {
     "stale write accepted": [
         (History((grant(0, 1), grant(10, 2, "B"), applied(verb, 11, 1))), "job 1")
         for verb in ("complete", "heartbeat", "publish", "fail", "release")
-    ] + [(History(rows=(replace(done(2), finished_epoch=1),)), "job 1")],
+    ]
+    + [(History(rows=(replace(done(2), finished_epoch=1),)), "job 1")],
     "two valid authorities": [
         (History((grant(0, 1), grant(9.999, 2, "B", verb="adopt"))), "job 1"),
         (History((grant(0, 1), applied("heartbeat", 8, 1, lease_seconds=10), grant(15, 2, "B"))), "job 1"),
-        (History((grant(0, 1), grant(5, 2, "B")), (Row(1, epoch=2, attempts=2, history=(End(at(4), "lost", "A", 1),)),)), "job 1"),
+        (
+            History(
+                (grant(0, 1), grant(5, 2, "B")), (Row(1, epoch=2, attempts=2, history=(End(at(4), "lost", "A", 1),)),)
+            ),
+            "job 1",
+        ),
         (History((grant(0, 1), grant(5, 1, "B"))), "job 1"),
     ],
     "epoch not increasing": [
@@ -68,14 +87,33 @@ BROKEN = {
         (History((grant(0, 3),), (Row(1, epoch=2, attempts=2),)), "job 1"),
     ],
     "slot fired twice": [
-        (History(rows=(Row(1, schedule_id="s", slot=at(60)), Row(2, schedule_id="s", slot=at(60), archived=True))), "s at 2030-01-01T12:01:00Z")
+        (
+            History(rows=(Row(1, schedule_id="s", slot=at(60)), Row(2, schedule_id="s", slot=at(60), archived=True))),
+            "s at 2030-01-01T12:01:00Z",
+        )
     ],
     "slot never fired": [(History(expected=(Slot("s", at(60)),)), "s at 2030-01-01T12:01:00Z")],
     "terminal state left": [
         (History((grant(0, 1), applied("complete", 1, 1), grant(2, 2, "B"))), "job 1"),
         (History((grant(0, 1), applied("complete", 1, 1)), (Row(1, status="ready", epoch=1, attempts=1),)), "job 1"),
-        (History(rows=(Row(1, status="ready", epoch=1, history=(End(at(1), "failed_permanently", "A", 1),)),)), "job 1"),
-        (History(rows=(Row(1, status="dead", epoch=2, attempts=5, history=(End(at(1), "cancelled", "A", 1), End(at(2), "lost", "A", 2))),)), "job 1"),
+        (
+            History(rows=(Row(1, status="ready", epoch=1, history=(End(at(1), "failed_permanently", "A", 1),)),)),
+            "job 1",
+        ),
+        (
+            History(
+                rows=(
+                    Row(
+                        1,
+                        status="dead",
+                        epoch=2,
+                        attempts=5,
+                        history=(End(at(1), "cancelled", "A", 1), End(at(2), "lost", "A", 2)),
+                    ),
+                )
+            ),
+            "job 1",
+        ),
     ],
     "attempts over budget": [
         (History(rows=(Row(1, attempts=6, epoch=6),)), "job 1"),
@@ -84,13 +122,21 @@ BROKEN = {
     ],
     "resurrected after cancel": [
         (History((grant(0, 1), call("cancel", 1, outcome="cancelled", created=True), grant(2, 2, "B"))), "job 1"),
-        (History((grant(0, 1), call("cancel", 1, outcome="cancelled", created=True), applied("publish", 2, 1))), "job 1"),
+        (
+            History((grant(0, 1), call("cancel", 1, outcome="cancelled", created=True), applied("publish", 2, 1))),
+            "job 1",
+        ),
     ],
     "one key two jobs": [
-        (History((call("enqueue", 0, key="k"), call("enqueue", 1, key="k", job=2)), (Row(1, key="k"), Row(2, key="k"))), "k"),
+        (
+            History(
+                (call("enqueue", 0, key="k"), call("enqueue", 1, key="k", job=2)), (Row(1, key="k"), Row(2, key="k"))
+            ),
+            "k",
+        ),
         (History(rows=(Row(1, key="k"), Row(2, key="k", archived=True))), "k"),
     ],
-}  # fmt: skip
+}
 
 
 def test_nothing_is_found_in_an_honest_history():
@@ -101,41 +147,91 @@ def test_every_checker_has_a_history_that_breaks_it():
     assert set(BROKEN) == set(checks.CHECKS)
 
 
-@pytest.mark.parametrize("name, broken, member", [
-    (name, broken, member) for name, cases in BROKEN.items() for broken, member in cases], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    "name, broken, member",
+    [(name, broken, member) for name, cases in BROKEN.items() for broken, member in cases],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_a_checker_finds_its_violation_and_names_its_member(name, broken, member):
     assert member in {violation.member for violation in checks.CHECKS[name](broken) if violation.check == name}
 
 
 def test_one_lost_and_one_doubled_do_not_cancel_out():
     history = History(
-        calls=(call("enqueue", 0, job=1, created=True), call("enqueue", 1, job=2, created=True)), rows=(Row(2),),
+        calls=(call("enqueue", 0, job=1, created=True), call("enqueue", 1, job=2, created=True)),
+        rows=(Row(2),),
         effects=(Effect("inside", "b", 2, 1), Effect("inside", "b", 2, 2)),
-    )  # fmt: skip
-    assert [(one.check, one.member) for one in checks.check(history)] == [("lost", "job 1"), ("duplicated effect", "b at inside")]
+    )
+    assert [(one.check, one.member) for one in checks.check(history)] == [
+        ("lost", "job 1"),
+        ("duplicated effect", "b at inside"),
+    ]
 
 
-@pytest.mark.parametrize("honest", [
-    History((grant(0, 1), applied("publish", 9.9, 1), grant(10, 2, "B"))),
-    History((grant(0, 1), applied("release", 3, 1), grant(4, 2, "B"))),
-    History((grant(0, 1), applied("complete", 3, 1, answer=UNKNOWN, outcome=None), grant(4, 2, "B"))),
-    History((grant(0, 1), call("cancel", 1, outcome="cancelled", created=True), call("redrive", 2), grant(3, 2, "B"))),
-    History((grant(0, 1), grant(4, 2, "B")), (Row(1, epoch=2, attempts=1, history=(End(at(3), "released", "A", 1),)),)),
-    History((call("enqueue", 0, answer=UNKNOWN),)),
-    History((grant(0, 1), grant(11, 2), grant(22, 3)), (Row(1, epoch=3, attempts=1, max_attempts=1,
-            history=(End(at(10), "released", "A", 1), End(at(21), "lost", "A", 2), End(at(21), "redriven", None, 2))),)),
-    History(rows=(Row(1, status="ready", epoch=1, history=(End(at(1), "cancelled", "A", 1), End(at(2), "redriven", None, 1))),)),
-    History((applied("complete", 5, 1, answer=UNKNOWN), grant(6, 2, "B"))),
-], ids=["published before the other's grant", "released early", "unknown end", "cancelled, redriven", "released behind the recorder's back",
-        "unknown enqueue", "redriven and released", "cancelled and redriven", "unknown completion"])  # fmt: skip
+@pytest.mark.parametrize(
+    "honest",
+    [
+        History((grant(0, 1), applied("publish", 9.9, 1), grant(10, 2, "B"))),
+        History((grant(0, 1), applied("release", 3, 1), grant(4, 2, "B"))),
+        History((grant(0, 1), applied("complete", 3, 1, answer=UNKNOWN, outcome=None), grant(4, 2, "B"))),
+        History(
+            (grant(0, 1), call("cancel", 1, outcome="cancelled", created=True), call("redrive", 2), grant(3, 2, "B"))
+        ),
+        History(
+            (grant(0, 1), grant(4, 2, "B")), (Row(1, epoch=2, attempts=1, history=(End(at(3), "released", "A", 1),)),)
+        ),
+        History((call("enqueue", 0, answer=UNKNOWN),)),
+        History(
+            (grant(0, 1), grant(11, 2), grant(22, 3)),
+            (
+                Row(
+                    1,
+                    epoch=3,
+                    attempts=1,
+                    max_attempts=1,
+                    history=(
+                        End(at(10), "released", "A", 1),
+                        End(at(21), "lost", "A", 2),
+                        End(at(21), "redriven", None, 2),
+                    ),
+                ),
+            ),
+        ),
+        History(
+            rows=(
+                Row(
+                    1,
+                    status="ready",
+                    epoch=1,
+                    history=(End(at(1), "cancelled", "A", 1), End(at(2), "redriven", None, 1)),
+                ),
+            )
+        ),
+        History((applied("complete", 5, 1, answer=UNKNOWN), grant(6, 2, "B"))),
+    ],
+    ids=[
+        "published before the other's grant",
+        "released early",
+        "unknown end",
+        "cancelled, redriven",
+        "released behind the recorder's back",
+        "unknown enqueue",
+        "redriven and released",
+        "cancelled and redriven",
+        "unknown completion",
+    ],
+)
 def test_what_may_rightly_happen_is_no_violation(honest):
     assert checks.check(honest) == []
 
 
 def test_the_table_has_a_row_for_each_checker_with_its_promise():
     table = checks.table(HONEST)
-    assert (list(table["check"]), set(table["violations"]), all(text.endswith((".", ")")) for text in table["promise"])) == (
-        list(checks.CHECKS), {0}, True)
+    assert (
+        list(table["check"]),
+        set(table["violations"]),
+        all(text.endswith((".", ")")) for text in table["promise"]),
+    ) == (list(checks.CHECKS), {0}, True)
 
 
 def test_a_violation_shows_its_evidence():

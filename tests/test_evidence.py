@@ -1,4 +1,5 @@
 """Evidence charts: no label collides or leaves the paper, however long the names; what is left out is said."""
+
 import pandas as pd
 import pytest
 
@@ -6,21 +7,51 @@ from jobqueue.errors import InvalidInput
 from jobqueue.lab import charts, labels
 
 LONG = "an actor with a very long name, as a scenario of somebody else may have"
-STEPS = pd.DataFrame({"at_seconds": [0, 10, -60], "actor": ["A", "clock", "B"], "action": ["claim", "tick", "heartbeat epoch 1"],
-                      "answer": ["job 1, epoch 1", "", "APPLIED"]})  # fmt: skip
-LINES = pd.DataFrame({"session": list("ABAB"), "action": ["begin", "complete", "commit", "complete"],
-                      "state": ["returned", "blocked", "returned", "returned"], "answer": ["", "by A", "", "LOST"]})  # fmt: skip
-RESULTS = pd.DataFrame({"scenario": ["one job", LONG], "depth": [5, 6], "states": [2026, 9], "transitions": [10731, 40],
-                        "seconds": [1.0, 2.0], "complete": [True, False], "violation": ["none", "a lease that has ended changes nothing"]})  # fmt: skip
-MUTANTS = pd.DataFrame({"mutant": ["heartbeat by id", LONG], "caught by": ["explorer", "nothing"], "after": ["33 states", ""], "steps": [4, None],
-                        "checkers": ["stale write accepted, two valid authorities", ""]})  # fmt: skip
+STEPS = pd.DataFrame(
+    {
+        "at_seconds": [0, 10, -60],
+        "actor": ["A", "clock", "B"],
+        "action": ["claim", "tick", "heartbeat epoch 1"],
+        "answer": ["job 1, epoch 1", "", "APPLIED"],
+    }
+)
+LINES = pd.DataFrame(
+    {
+        "session": list("ABAB"),
+        "action": ["begin", "complete", "commit", "complete"],
+        "state": ["returned", "blocked", "returned", "returned"],
+        "answer": ["", "by A", "", "LOST"],
+    }
+)
+RESULTS = pd.DataFrame(
+    {
+        "scenario": ["one job", LONG],
+        "depth": [5, 6],
+        "states": [2026, 9],
+        "transitions": [10731, 40],
+        "seconds": [1.0, 2.0],
+        "complete": [True, False],
+        "violation": ["none", "a lease that has ended changes nothing"],
+    }
+)
+MUTANTS = pd.DataFrame(
+    {
+        "mutant": ["heartbeat by id", LONG],
+        "caught by": ["explorer", "nothing"],
+        "after": ["33 states", ""],
+        "steps": [4, None],
+        "checkers": ["stale write accepted, two valid authorities", ""],
+    }
+)
 ABOUT = {"seed": 1, "postgres": "18.6"}
 CHARTS = {
     "a trace": lambda: charts.trace(STEPS, "a lease that has ended changes nothing", **ABOUT),
     "a trace that breaks nothing": lambda: charts.trace(STEPS),
     "a trace of many steps": lambda: charts.trace(pd.concat([STEPS] * 30)),
     "a trace of many long names": lambda: charts.trace(
-        pd.DataFrame([{"at_seconds": n, "actor": f"{n} {LONG}", "action": LONG, "answer": LONG * 3} for n in range(9)]), LONG * 2),
+        pd.DataFrame([{"at_seconds": n, "actor": f"{n} {LONG}", "action": LONG, "answer": LONG * 3} for n in range(9)]),
+        LONG * 2,
+    ),
     "a trace of nothing": lambda: charts.trace([]),
     "an interleaving": lambda: charts.interleaving(LINES, "the fence is evaluated again after the wait", **ABOUT),
     "an interleaving that never ends": lambda: charts.interleaving(LINES.head(2)),
@@ -28,7 +59,7 @@ CHARTS = {
     "coverage of nothing": lambda: charts.coverage([]),
     "mutants": lambda: charts.mutant_matrix(MUTANTS, **ABOUT),
     "no mutants": lambda: charts.mutant_matrix([]),
-}  # fmt: skip
+}
 
 
 def texts(figure):
@@ -53,10 +84,15 @@ def test_steps_that_are_not_drawn_are_announced():
     assert "Note: the first 40 of 90 rows are drawn" in texts(CHARTS["a trace of many steps"]())
 
 
-@pytest.mark.parametrize("name, finding", [
-    ("a trace", "3 steps to a broken promise: a lease that has ended changes nothing"),
-    ("an interleaving", "The fence is evaluated again after the wait"),
-    ("coverage", "1 violation in 10,771 calls over 2 families of actors"), ("mutants", "1 of 2 mutants caught")])
+@pytest.mark.parametrize(
+    "name, finding",
+    [
+        ("a trace", "3 steps to a broken promise: a lease that has ended changes nothing"),
+        ("an interleaving", "The fence is evaluated again after the wait"),
+        ("coverage", "1 violation in 10,771 calls over 2 families of actors"),
+        ("mutants", "1 of 2 mutants caught"),
+    ],
+)
 def test_the_title_states_the_finding(name, finding):
     assert CHARTS[name]().finding == finding
 

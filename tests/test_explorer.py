@@ -1,16 +1,31 @@
 """The explorer: no violation on the shipped statements; known orders are in; what it reports is a shortest trace."""
-from dataclasses import dataclass, replace
 
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
 import psycopg
 import pytest
 
+from helpers import wait_until
 from jobqueue.lab import database, explorer, scenarios
 from jobqueue.lab.explorer import Broken, Step, World
 from jobqueue.lab.line import Killed, Line
 from jobqueue.lab.scenarios import Batches, Destination, Keys, OneJob, Slots
 
-SHALLOW = [(OneJob(), 3), (scenarios.THREE_OWNERS, 3), (Batches(), 3), (Keys(), 2), (Slots(), 2), (Destination(), 4),
-           (Destination("transaction"), 4)]  # fmt: skip
+ROOT = Path(__file__).resolve().parents[1]
+SHALLOW = [
+    (OneJob(), 3),
+    (scenarios.THREE_OWNERS, 3),
+    (Batches(), 3),
+    (Keys(), 2),
+    (Slots(), 2),
+    (Destination(), 4),
+    (Destination("transaction"), 4),
+]
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +41,51 @@ def test_no_order_of_actions_breaks_a_promise(shared, scenario, depth):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_hundred_thousand_transitions_of_seven_families_break_nothing(server):
-    explored = explorer.explore_all(scenarios.FAMILIES, dsn=server.dsn, processes=2)
-    assert ([one.violation for one in explored], [one.complete for one in explored], sum(one.transitions for one in explored) >= 100_000) == (
-        [None] * len(explored), [True] * len(explored), True)
+    explored = explorer.explore_all(scenarios.FAMILIES, dsn=server.dsn, processes=2, limit_seconds=1700)
+    assert (
+        [one.violation for one in explored],
+        [one.complete for one in explored],
+        sum(one.transitions for one in explored) >= 100_000,
+    ) == ([None] * len(explored), [True] * len(explored), True)
 
 
 def test_families_are_explored_in_processes_of_their_own_and_answer_in_order(server):
     explored = explorer.explore_all([(Keys(), 1), (Batches(), 1)], dsn=server.dsn, processes=2)
-    assert [(one.scenario, one.depth, one.violation) for one in explored] == [("keys and the archive", 1, None), ("two jobs in batches", 1, None)]
+    assert [(one.scenario, one.depth, one.violation) for one in explored] == [
+        ("keys and the archive", 1, None),
+        ("two jobs in batches", 1, None),
+    ]
+
+
+LONG_SEARCH = """
+import sys
+from jobqueue.lab import explorer, scenarios
+if __name__ == "__main__":
+    explorer.explore_all([(scenarios.OneJob(), 9)] * 2, dsn=sys.argv[1], processes=2)
+"""
+
+
+def test_searches_end_with_the_process_that_asked_for_them(server, tmp_path):
+    script = tmp_path / "search.py"
+    script.write_text(LONG_SEARCH)
+    parent = psutil.Popen(
+        [sys.executable, str(script), server.dsn], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    searches = wait_until(
+        lambda: len(found := parent.children(recursive=True)) >= 3 and found, 60, "two searches and their tracker"
+    )
+    wait_until(lambda: any(search.cpu_times().user > 0.5 for search in searches), 60, "a search at work")
+    parent.kill()
+    parent.wait(10)
+    wait_until(lambda: not any(is_alive(search) for search in searches), 20, "the end of the searches")
+
+
+def is_alive(process):
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @dataclass(frozen=True)
@@ -77,12 +127,19 @@ def test_a_known_state_is_not_entered_again(shared):
 def test_a_violation_has_a_shortest_trace(shared):
     found = explorer.explore(shared, Counter(most=1), depth=4).violation
     assert (found.promise, found.detail, found.trace) == (
-        "few jobs", "2 jobs", (Step(0, "A", "enqueue", "1"), Step(0, "A", "enqueue", "2")))
+        "few jobs",
+        "2 jobs",
+        (Step(0, "A", "enqueue", "1"), Step(0, "A", "enqueue", "2")),
+    )
 
 
 def test_a_trace_is_a_table(shared):
     frame = explorer.explore(shared, Counter(most=1), depth=4).violation.frame()
-    assert (list(frame.columns), list(frame.index), frame["answer"].tolist()) == (["at_seconds", "actor", "action", "answer"], [1, 2], ["1", "2"])
+    assert (list(frame.columns), list(frame.index), frame["answer"].tolist()) == (
+        ["at_seconds", "actor", "action", "answer"],
+        [1, 2],
+        ["1", "2"],
+    )
 
 
 def test_the_search_leaves_no_row_behind(shared):
@@ -97,15 +154,28 @@ def test_a_search_that_runs_out_of_time_says_so(shared):
 
 
 def test_results_are_a_table(shared):
-    frame = explorer.frame([explorer.explore(shared, Counter(), depth=1), explorer.explore(shared, Counter(most=0), depth=1)])
-    assert frame[["scenario", "states", "violation"]].values.tolist() == [["counter", 3, "none"], ["counter", 1, "few jobs"]]
+    frame = explorer.frame(
+        [explorer.explore(shared, Counter(), depth=1), explorer.explore(shared, Counter(most=0), depth=1)]
+    )
+    assert frame[["scenario", "states", "violation"]].values.tolist() == [
+        ["counter", 3, "none"],
+        ["counter", 1, "few jobs"],
+    ]
 
 
-@pytest.mark.parametrize("kind, promise, last", [
-    ("unfenced", "an effect is applied once", "effect epoch 2"), ("fenced", "an effect is applied once", "effect epoch 2")])
+@pytest.mark.parametrize(
+    "kind, promise, last",
+    [
+        ("unfenced", "an effect is applied once", "effect epoch 2"),
+        ("fenced", "an effect is applied once", "effect epoch 2"),
+    ],
+)
 def test_a_destination_without_a_key_takes_an_effect_in_twice(shared, kind, promise, last):
     found = explorer.explore(shared, Destination(kind), depth=5).violation
-    assert (found.promise, [step.action for step in found.trace]) == (promise, ["claim", "effect epoch 1", "tick", "adopt", last])
+    assert (found.promise, [step.action for step in found.trace]) == (
+        promise,
+        ["claim", "effect epoch 1", "tick", "adopt", last],
+    )
 
 
 @dataclass(frozen=True)
@@ -113,15 +183,22 @@ class LateFirst(Destination):
     """The new owner's effect arrives before the old one's."""
 
     def actions(self, known):
-        return [action for action in super().actions(known) if action[1] != "effect" or known.taken or action[2] == "epoch 2"]
+        return [
+            action
+            for action in super().actions(known)
+            if action[1] != "effect" or known.taken or action[2] == "epoch 2"
+        ]
 
 
 def test_only_a_fence_refuses_an_older_epoch_that_comes_late(shared):
     found = [explorer.explore(shared, LateFirst(kind), depth=5).violation for kind in ("unfenced", "fenced")]
-    assert [one and one.promise for one in found] == ["a destination takes no older epoch's write after a newer one's", None]
+    assert [one and one.promise for one in found] == [
+        "a destination takes no older epoch's write after a newer one's",
+        None,
+    ]
 
 
-# ---- the oracle and the judge are worth something -------------------------------------------------------------------------
+# ---- the oracle and the judge are worth something --------------------
 
 
 @dataclass(frozen=True)
@@ -136,13 +213,30 @@ class Misjudged(OneJob):
         super().judge(known, rows)
 
 
-@pytest.mark.parametrize("column", ["status", "epoch", "attempts", "lease_losses", "releases", "locked_by", "locked_until", "run_at",
-                                    "finished_at", "finished_by", "finished_epoch", "published_by", "published_epoch", "published_digest"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        "status",
+        "epoch",
+        "attempts",
+        "lease_losses",
+        "releases",
+        "locked_by",
+        "locked_until",
+        "run_at",
+        "finished_at",
+        "finished_by",
+        "finished_epoch",
+        "published_by",
+        "published_epoch",
+        "published_digest",
+    ],
+)
 def test_the_judge_compares_every_column_that_the_contract_fixes(shared, column):
     assert explorer.explore(shared, Misjudged(column=column), depth=1).violation is not None
 
 
-# ---- the connection that the search runs on --------------------------------------------------------------------------------
+# ---- the connection that the search runs on --------------------
 
 
 @pytest.fixture

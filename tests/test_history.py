@@ -1,4 +1,5 @@
 """Histories: what a recorder keeps of each call, killed or not; what the rows say; JSON lines; merging."""
+
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -46,7 +47,9 @@ def test_a_batch_is_a_call_for_each_of_its_jobs(recorder):
     leases = list(recorder.claim("A", limit=2))
     recorder.heartbeat_many(leases)
     recorder.complete_many(leases)
-    assert [call.verb for call in recorder.calls] == ["enqueue"] * 2 + ["claim"] * 2 + ["heartbeat"] * 2 + ["complete"] * 2
+    assert [call.verb for call in recorder.calls] == ["enqueue"] * 2 + ["claim"] * 2 + ["heartbeat"] * 2 + [
+        "complete"
+    ] * 2
 
 
 def test_an_exchange_is_recorded_as_completions_and_claims(recorder):
@@ -54,7 +57,9 @@ def test_an_exchange_is_recorded_as_completions_and_claims(recorder):
     leases = list(recorder.claim("A"))
     _, claim = recorder.exchange(leases, "A", leases={"mail": 30}, slots=1)
     assert [(call.verb, call.job_id, call.outcome) for call in recorder.calls[3:]] == [
-        ("complete", leases[0].id, "APPLIED"), ("claim", claim[0].id, None)]
+        ("complete", leases[0].id, "APPLIED"),
+        ("claim", claim[0].id, None),
+    ]
 
 
 def test_what_others_do_to_a_job_is_recorded_under_its_id(recorder, clock):
@@ -64,8 +69,11 @@ def test_what_others_do_to_a_job_is_recorded_under_its_id(recorder, clock):
     recorder.reap()
     recorder.redrive([job])
     recorder.cancel(job)
-    assert told(recorder)[2:] == [("reap", "ok", "dead", job, "A", 1), ("redrive", "ok", None, job, None, None),
-                                  ("cancel", "ok", "cancelled", job, None, None)]
+    assert told(recorder)[2:] == [
+        ("reap", "ok", "dead", job, "A", 1),
+        ("redrive", "ok", None, job, None, None),
+        ("cancel", "ok", "cancelled", job, None, None),
+    ]
 
 
 def test_the_instant_of_a_grant_is_exact_and_every_call_lies_between_two_instants_of_the_database(recorder, clock):
@@ -98,8 +106,10 @@ def test_inside_a_callers_transaction_an_answer_is_not_known_to_count(recorder, 
     [lease] = recorder.claim("A")
     with virtual_conn.transaction(force_rollback=True):
         assert recorder.complete(lease) is Outcome.APPLIED
-    assert (recorder.calls[-1].answer, checks.check(history.merge(recorder.history, history.from_database(virtual_conn)))) == (
-        "unknown", [])
+    assert (
+        recorder.calls[-1].answer,
+        checks.check(history.merge(recorder.history, history.from_database(virtual_conn))),
+    ) == ("unknown", [])
 
 
 def test_a_recorder_does_not_keep_a_claim_from_committing_by_itself(virtual_dsn, virtual_queue, clock):
@@ -138,8 +148,11 @@ def test_what_a_real_workers_loops_did_is_on_record(dsn, queue, conn, tmp_path, 
     worker.stop()
     thread.join(20)
     told = history.merge(*map(history.read, tmp_path.glob("*.jsonl")), history.from_database(conn, settled=True))
-    assert ([(call.verb, call.outcome) for call in told.of_job(good)], [(call.verb, call.outcome) for call in told.of_job(bad)],
-            checks.check(told)) == ([("claim", None), ("complete", "APPLIED")], [("claim", None), ("fail", "APPLIED")], [])
+    assert (
+        [(call.verb, call.outcome) for call in told.of_job(good)],
+        [(call.verb, call.outcome) for call in told.of_job(bad)],
+        checks.check(told),
+    ) == ([("claim", None), ("complete", "APPLIED")], [("claim", None), ("fail", "APPLIED")], [])
 
 
 def test_a_recorder_that_keeps_nothing_writes_all_the_same(virtual_queue, tmp_path):
@@ -152,7 +165,7 @@ def test_what_a_recorder_does_not_record_goes_to_the_queue(recorder):
     assert recorder.get(1) is None
 
 
-# ---- rows ----------------------------------------------------------------------------------------------------------------
+# ---- rows --------------------
 
 
 def test_the_database_tells_live_and_archived_rows_effects_and_incidents(conn, queue):
@@ -166,11 +179,17 @@ def test_the_database_tells_live_and_archived_rows_effects_and_incidents(conn, q
     conn.execute("insert into jobqueue_lab.effect values (%s, 1, 'A', 'outside')", (second,))
     conn.execute("insert into jobqueue.incident (name, n) values ('stale_write', 3)")
     read = history.from_database(conn, settled=True)
-    assert ([(row.id, row.key, row.status, row.archived, [end.event for end in row.history]) for row in read.rows],
-            [(effect.destination, effect.key, effect.once) for effect in read.effects],
-            [(incident.name, incident.n) for incident in read.incidents], checks.check(read)) == (
+    assert (
+        [(row.id, row.key, row.status, row.archived, [end.event for end in row.history]) for row in read.rows],
+        [(effect.destination, effect.key, effect.once) for effect in read.effects],
+        [(incident.name, incident.n) for incident in read.incidents],
+        checks.check(read),
+    ) == (
         [(first, "k", "done", True, []), (second, "l", "failed", False, ["failed_permanently"])],
-        [("jobqueue.effect", "e", True), ("outside", f"lab/{second}", False)], [("stale_write", 3)], [])
+        [("jobqueue.effect", "e", True), ("outside", f"lab/{second}", False)],
+        [("stale_write", 3)],
+        [],
+    )
 
 
 def test_expected_slots_are_those_of_the_cron_expression():
@@ -178,26 +197,35 @@ def test_expected_slots_are_those_of_the_cron_expression():
     assert expected.expected == (Slot("s", NOON + timedelta(minutes=10)), Slot("s", NOON + timedelta(minutes=20)))
 
 
-# ---- values --------------------------------------------------------------------------------------------------------------
+# ---- values --------------------
 
 WHOLE = History(
     calls=(Call("a", 1, "claim", "ok", job_id=1, owner="A", epoch=1, until=NOON, lease_seconds=10.0, invoked_at=NOON),),
     rows=(Row(1, key="k", slot=NOON, run_at=NOON, history=(history.End(NOON, "lost", "A", 1),)),),
-    effects=(Effect("outside", "e", 1, 1, "A", NOON, once=False),), incidents=(history.Incident(NOON, "lease_lost", "mail", 2),),
-    missed=(Slot("s", NOON, "misfire"),), expected=(Slot("s", NOON),), settled=True,
-)  # fmt: skip
+    effects=(Effect("outside", "e", 1, 1, "A", NOON, once=False),),
+    incidents=(history.Incident(NOON, "lease_lost", "mail", 2),),
+    missed=(Slot("s", NOON, "misfire"),),
+    expected=(Slot("s", NOON),),
+    settled=True,
+)
 
 
 def test_a_history_survives_json_lines():
     assert history.loads(history.dumps(WHOLE)) == WHOLE
 
 
-@pytest.mark.parametrize("line, complaint", [
-    ('{"calls": {"client": "a"}}\n', "line 1 is no Call"), ('{"jobs": {}}\n', "line 1: a history has"),
-    ('{"calls": 1, "rows": 2}\n', "line 1 is not one fact"), ("[1]\n", "line 1 is not one fact"),
-    ('nonsense\n{"settled": true}\n', "line 1 is not JSON"), ('{"rows": {"id": 1, "slot": "noon"}}\n', "line 1 is no Row"),
-    ('{"rows": 3}\n', "line 1 is no Row"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line, complaint",
+    [
+        ('{"calls": {"client": "a"}}\n', "line 1 is no Call"),
+        ('{"jobs": {}}\n', "line 1: a history has"),
+        ('{"calls": 1, "rows": 2}\n', "line 1 is not one fact"),
+        ("[1]\n", "line 1 is not one fact"),
+        ('nonsense\n{"settled": true}\n', "line 1 is not JSON"),
+        ('{"rows": {"id": 1, "slot": "noon"}}\n', "line 1 is no Row"),
+        ('{"rows": 3}\n', "line 1 is no Row"),
+    ],
+)
 def test_what_is_no_history_is_refused_with_its_line(line, complaint):
     with pytest.raises(InvalidInput, match=complaint):
         history.loads(line)
@@ -207,8 +235,11 @@ def test_merging_keeps_every_call_and_the_later_reading_of_a_row():
     early, late = History(rows=(Row(1), Row(2))), History(rows=(Row(1, status="done"),), settled=True)
     a, b = History(calls=(Call("b", 1, "reap"),)), History(calls=(Call("a", 1, "reap"), Call("a", 2, "reap")))
     merged = history.merge(a, early, b, late)
-    assert ([(call.client, call.n) for call in merged.calls], [(row.id, row.status) for row in merged.rows], merged.settled) == (
-        [("a", 1), ("a", 2), ("b", 1)], [(1, "done"), (2, "ready")], True)
+    assert (
+        [(call.client, call.n) for call in merged.calls],
+        [(row.id, row.status) for row in merged.rows],
+        merged.settled,
+    ) == ([("a", 1), ("a", 2), ("b", 1)], [(1, "done"), (2, "ready")], True)
 
 
 def test_two_identical_effects_of_one_reading_both_stay():

@@ -1,4 +1,5 @@
-"""Scripted interleavings: each script goes as it must on the shipped statements, and a script that goes otherwise says where."""
+"""Scripted interleavings: each goes as it must on the shipped statements, and one that goes otherwise says where."""
+
 from dataclasses import replace
 
 import pytest
@@ -23,13 +24,20 @@ def test_a_script_goes_as_it_must(dsn, name):
 def test_a_step_tells_blocked_returned_and_rows(dsn):
     played = sessions.play(dsn, SCRIPTS["complete behind a reaper"])
     assert played.told == (
-        Told("A", "begin", "returned", ""), Told("A", "reap", "returned", "[job 1 is ready]", 1), Told("B", "complete", "blocked", "by A"),
-        Told("A", "commit", "returned", ""), Told("B", "complete", "returned", "LOST"))  # fmt: skip
+        Told("A", "begin", "returned", ""),
+        Told("A", "reap", "returned", "[job 1 is ready]", 1),
+        Told("B", "complete", "blocked", "by A"),
+        Told("A", "commit", "returned", ""),
+        Told("B", "complete", "returned", "LOST"),
+    )
 
 
 def test_a_script_is_a_table_too(dsn):
     frame = sessions.play(dsn, SCRIPTS["reap beside an open heartbeat"]).frame()
-    assert (list(frame.columns), frame["rows"].dropna().tolist()) == (["session", "action", "state", "answer", "rows"], [0, 0])
+    assert (list(frame.columns), frame["rows"].dropna().tolist()) == (
+        ["session", "action", "state", "answer", "rows"],
+        [0, 0],
+    )
 
 
 def test_the_first_line_that_is_not_as_expected_is_named(dsn):
@@ -50,10 +58,18 @@ def test_a_session_that_waits_for_ever_is_ended(dsn):
 
 
 def test_an_error_of_a_step_is_told_and_the_script_goes_on(dsn):
-    script = Script("wrong", "", lambda queue, notes: None, (Step("A", "claim", lambda queue, notes: queue.claim("")), Step("A", "begin")), ())
+    script = Script(
+        "wrong",
+        "",
+        lambda queue, notes: None,
+        (Step("A", "claim", lambda queue, notes: queue.claim("")), Step("A", "begin")),
+        (),
+    )
     assert sessions.play(dsn, script).lines == ("A claim → raised InvalidInput", "A begin → returned")
 
 
 def test_the_table_of_scripts_says_which_waited(dsn):
-    table = sessions.table([sessions.play(dsn, SCRIPTS[name]) for name in ("adopt behind a heartbeat", "reap beside an open heartbeat")])
+    table = sessions.table(
+        [sessions.play(dsn, SCRIPTS[name]) for name in ("adopt behind a heartbeat", "reap beside an open heartbeat")]
+    )
     assert table[["waits", "as it must"]].values.tolist() == [[1, True], [0, True]]

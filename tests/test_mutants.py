@@ -1,4 +1,5 @@
 """Every mutant is caught, for the reason it is meant to show; on the shipped queue the same hunters find nothing."""
+
 import pytest
 
 from jobqueue.errors import JobQueueError
@@ -34,7 +35,12 @@ def test_there_are_more_than_twelve_by_every_kind_of_hunter():
 
 def test_the_unfenced_heartbeat_is_found_in_under_fifty_states(places):
     catch = mutants.hunt(MUTANTS["heartbeat by id"], places).catch
-    assert (catch.unit, catch.tries < 50, catch.steps, catch.promise) == ("states", True, 4, "a lease that has ended changes nothing")
+    assert (catch.unit, catch.tries < 50, catch.steps, catch.promise) == (
+        "states",
+        True,
+        4,
+        "a lease that has ended changes nothing",
+    )
 
 
 HUNTERS = {f"{mutants.kind(one)}: {one.hunter.args}": one.hunter for one in MUTANTS.values() if one.name not in SLOW}
@@ -58,7 +64,9 @@ def test_the_drill_sets_off_no_checker_on_the_shipped_queue(places):
 def test_the_drill_has_something_to_check(places):
     history = drills.record(places.virtual)
     assert ({call.verb for call in history.calls}, len(history.rows)) == (
-        {"enqueue", "claim", "adopt", "heartbeat", "publish", "complete", "release", "reap", "cancel"}, 7)
+        {"enqueue", "claim", "adopt", "heartbeat", "publish", "complete", "release", "reap", "cancel"},
+        7,
+    )
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -80,7 +88,12 @@ def test_a_mutant_whose_text_is_gone_says_so():
 
 
 def test_a_mutant_that_gets_through_is_a_row_that_says_nothing_caught_it(places):
-    harmless = Mutant("harmless", "nothing of note", MUTANTS["jitter below zero"].hunter, (Edit("complete", "returning id", "returning  id"),))
+    harmless = Mutant(
+        "harmless",
+        "nothing of note",
+        MUTANTS["jitter below zero"].hunter,
+        (Edit("complete", "returning id", "returning  id"),),
+    )
     row = mutants.table([mutants.hunt(harmless, places)]).iloc[0]
     assert (row["mutant"], row["caught by"], row["after"]) == ("harmless", "nothing", "")
 
@@ -88,4 +101,9 @@ def test_a_mutant_that_gets_through_is_a_row_that_says_nothing_caught_it(places)
 def test_the_table_says_what_caught_a_mutant_and_after_how_much(places):
     row = mutants.table([mutants.hunt(MUTANTS["reaper by its own clock"], places)]).iloc[0]
     assert row[["caught by", "promise", "steps", "after", "checkers"]].tolist() == [
-        "explorer", "no lease is taken away while it is in force", 2, "5 states", "two valid authorities"]
+        "explorer",
+        "no lease is taken away while it is in force",
+        2,
+        "5 states",
+        "two valid authorities",
+    ]

@@ -200,27 +200,18 @@ class Standby:
             if self.user:
                 shutil.chown(folder, self.user)
         address = conninfo.conninfo_to_dict(server.dsn)
-        source = conninfo.make_conninfo(host=address["host"], port=address["port"], user=address["user"])
-        self._do("pg_basebackup", "-d", source, "-D", self.folder, "-R", "-X", "stream", "-c", "fast")
-        self.dsn = conninfo.make_conninfo(
-            host=str(self.sockets), port=address["port"], user=address["user"], dbname="postgres"
-        )
         self.port = address["port"]
+        self.dsn = conninfo.make_conninfo(server.dsn, host=str(self.sockets))
+
+    def copy(self, dsn):
+        source = conninfo.make_conninfo(dsn, dbname=None)
+        self._do("pg_basebackup", "-d", source, "-D", self.folder, "-R", "-X", "stream", "-c", "fast")
 
     def start(self):
-        command = [
-            self.programs / "postgres",
-            "-D",
-            self.folder,
-            "-k",
-            self.sockets,
-            "-p",
-            str(self.port),
-            "-c",
-            "listen_addresses=",
-            "-c",
-            f"max_connections={database.SETTINGS['max_connections']}",
-        ]  # no fewer than the primary has
+        # no fewer connections than the primary has: a standby refuses to start with less
+        settings = ("listen_addresses=", f"max_connections={database.SETTINGS['max_connections']}")
+        command = [self.programs / "postgres", "-D", self.folder, "-k", self.sockets, "-p", str(self.port)]
+        command += [word for setting in settings for word in ("-c", setting)]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **self._as_whom())
         wait_until(self._is_up, 60, "the standby")
@@ -264,6 +255,7 @@ class Standby:
 def standby_of(server):
     standby = Standby(server)
     try:
+        standby.copy(server.dsn)
         yield standby
     finally:
         standby.remove()

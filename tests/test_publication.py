@@ -433,7 +433,7 @@ def test_sweeping_while_workers_publish_removes_no_result(dsn, conn, queue, tmp_
     swept, handler = [], Handler(report, backoff=AT_ONCE)
     queue.enqueue_many([{"type": "report"}] * count)
     worker = Worker(dsn, {"report": handler}, artifacts=tmp_path, poll_seconds=0.05)
-    threads = [threading.Thread(target=target) for target in (sweep, sweep, worker.run)]
+    threads = [threading.Thread(target=target, daemon=True) for target in (sweep, sweep, worker.run)]
     for thread in threads:
         thread.start()
     try:
@@ -442,7 +442,7 @@ def test_sweeping_while_workers_publish_removes_no_result(dsn, conn, queue, tmp_
         stop.set()
         worker.stop()
         for thread in threads:
-            thread.join()
+            thread.join(20)
     publication.sweep(conn, tmp_path, grace_seconds=0)
     states = {
         publication.verify(conn, tmp_path, job_id).state for (job_id,) in conn.execute("select id from jobqueue.job")

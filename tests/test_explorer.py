@@ -153,6 +153,19 @@ def test_a_search_that_runs_out_of_time_says_so(shared):
     assert (explored.complete, explored.violation) == (False, None)
 
 
+@dataclass(frozen=True)
+class ServerGone(Counter):
+    """The session ends under the search."""
+
+    def act(self, world: World, known, action):
+        world.line.execute("select pg_terminate_backend(pg_backend_pid())")
+
+
+def test_a_server_that_has_gone_is_no_violation_of_the_queue(shared):
+    with pytest.raises(psycopg.OperationalError):
+        explorer.explore(shared, ServerGone(), depth=1)
+
+
 def test_results_are_a_table(shared):
     frame = explorer.frame(
         [explorer.explore(shared, Counter(), depth=1), explorer.explore(shared, Counter(most=0), depth=1)]

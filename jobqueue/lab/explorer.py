@@ -14,10 +14,11 @@ import os
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from multiprocessing import get_context, parent_process
 from typing import Any, Protocol
@@ -33,7 +34,7 @@ from . import database
 from .line import SQL, Line
 
 CHECKS = "no statement of the queue is refused by its own table"
-START = datetime(2030, 1, 1, tzinfo=timezone.utc)
+START = datetime(2030, 1, 1, tzinfo=UTC)
 _VACUUM_AFTER = 100  # states
 _INSTANTS_OF_THE_PAST = re.compile(r'"at" ?: ?"[^"]*",? ?')  # of a history: nothing ever compares them
 
@@ -146,7 +147,7 @@ class World:
         return told.rows[0][0]
 
     def _vacuum(self) -> None:
-        """What was undone lies dead in the tables: cleared out now and then, a search takes a fifth less of the server."""
+        """What was undone lies dead in the tables; cleared out now and then, the server has a fifth less to do."""
         for statement in (SQL.rollback, SQL.vacuum, SQL.begin, SQL.base):
             self.line.send(statement)
             self.line.flush()
@@ -227,20 +228,13 @@ def _in_own_database(dsn: str, scenario: Scenario, depth: int, limit_seconds: fl
         return explore(own, scenario, depth=depth, limit_seconds=limit_seconds)
 
 
-class virtual_database:  # noqa: N801 - a context manager, named as it reads
+@contextmanager
+def virtual_database(dsn: str) -> Iterator[str]:
     """DSN of a new database on virtual time on the server of `dsn`; dropped at the end."""
-
-    def __init__(self, dsn: str):
-        self._scratch = database.scratch(dsn)
-
-    def __enter__(self) -> str:
-        dsn = self._scratch.__enter__()
-        with psycopg.connect(dsn, autocommit=True) as conn:
+    with database.scratch(dsn) as own:
+        with psycopg.connect(own, autocommit=True) as conn:
             Queue(conn).install(virtual=True)
-        return dsn
-
-    def __exit__(self, *error) -> None:
-        self._scratch.__exit__(*error)
+        yield own
 
 
 @dataclass
@@ -280,6 +274,8 @@ class _Search:
             except Broken as broken:
                 return self._found(broken, state, action)
             except (JobQueueError, psycopg.Error) as error:
+                if self.world.line.closed:
+                    raise  # the server has gone: that says nothing about the queue
                 self.world.answer = "refused by the database"
                 return self._found(Broken(CHECKS, str(error).splitlines()[0]), state, action)
             if after is not state:

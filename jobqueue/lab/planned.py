@@ -1,4 +1,4 @@
-"""The scenario about schedules: two schedulers, others between their look and decision, a clock that also steps back."""
+"""The scenario about schedules: two schedulers, others between look and decision, a clock that also steps back."""
 
 from dataclasses import dataclass, replace
 

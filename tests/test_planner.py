@@ -26,7 +26,7 @@ def test_every_recommendation_keeps_its_target_in_the_simulation(plan):
 
 def test_one_worker_less_breaks_the_target_of_the_age(plan, server):
     fewer = plan["workers"].value - 1
-    run = sim.run(RECIPE, workers=fewer, dsn=server.dsn, progress=False, samples=1000)
+    run = sim.run(RECIPE, workers=fewer, dsn=server.dsn, progress=False, samples=planner.AGE_SAMPLES)
     assert fewer >= 3 and run.age_quantile(0.99) > TARGETS["p99_age_seconds"]
 
 

@@ -27,8 +27,9 @@ MISSED_BEATS = 3  # heartbeats in a lease: two may be late or lost
 KILLS = 20
 FREEZES = 50
 FALSE_EXPIRIES = 0.01
-OUTAGE_JOBS = 500
-PROBE_JOBS = 300
+OUTAGE_JOBS = 200
+PROBE_JOBS = 200
+AGE_SAMPLES = 600  # six beyond the p99
 OF_THE_TIME = 0.99
 
 
@@ -152,7 +153,7 @@ class _Trials:
     bar: tqdm
 
     def run(self, work: Workload, **given) -> sim.Run:
-        found = sim.run(work, seed=self.seed, dsn=self.dsn, progress=False, **given)
+        found = sim.run(work, **{"seed": self.seed, "dsn": self.dsn, "progress": False, "samples": 1} | given)
         self.bar.update()
         return found
 
@@ -233,7 +234,7 @@ def _fewest(keeps, guess: int) -> int:
 def _simulated_age(trials: _Trials, workers: int) -> float:
     # Without faults heartbeats would tell nothing: a lease longer than the jobs.
     lease = min(86_400.0, max(30.0, 3 * float(trials.stretch.service_seconds.max())))
-    run = trials.run(trials.stretch, workers=workers, lease_seconds=lease, outcomes=False, samples=1000)
+    run = trials.run(trials.stretch, workers=workers, lease_seconds=lease, outcomes=False, samples=AGE_SAMPLES)
     return run.age_quantile(OF_THE_TIME)
 
 
@@ -397,8 +398,7 @@ def _after_an_outage(trials: _Trials, backoff: Backoff, attempts: int) -> tuple[
         faults=[faults.down("job", at=0, seconds=trials.targets.outage_seconds)],
     )
     first = run.attempts.loc[run.attempts["attempt"] == 2, "started"].to_numpy()
-    bins = min(10, OUTAGE_JOBS // 30)
-    counts, edges = np.histogram(first, bins=bins)
+    counts, edges = np.histogram(first, bins=OUTAGE_JOBS // 50)
     return float(run.jobs["status"].eq("dead").sum()), float(counts.max() / (edges[1] - edges[0]) / len(first))
 
 

@@ -189,6 +189,8 @@ class Simulation:
         """For the free slots. What comes back tells how much is due at most."""
         free = min(worker.free, BATCH)
         _, claim = self.queue.exchange([], worker.owner, leases=self.leases, slots=free)
+        if len(claim) < min(free, self.due) < inf:
+            self.unsure = True  # fewer than there should be: ask when there will be more
         self.due = self.due - len(claim) if len(claim) == free else 0
         for lease in claim:
             self.attempts.begin(worker, lease, self.now)
@@ -215,6 +217,10 @@ class Simulation:
             self._alarm()
         elif found.next_run_at is not None:
             self.push((found.next_run_at - BEGINNING) // timedelta(microseconds=1), LOOP, self._alarm)
+
+    def _retry_due(self) -> None:
+        self.due += 1
+        self.stir()
 
     def _alarm(self) -> None:
         """A row is due now; more may be by the time that somebody looks."""
@@ -281,10 +287,11 @@ class Simulation:
     def _fail(self, held: Held) -> None:
         lease, permanent = held.lease, held.ending == PERMANENT
         what = "the payload says that it fails" if permanent else f"attempt {lease.attempt} failed"
-        backoff = self.plan.backoff_of(lease.type)
-        outcome, status = self.queue.fail_and_tell(lease, what, permanent=permanent, backoff=backoff)
+        delay = self.plan.backoff_of(lease.type).delay(lease.attempt, self.queue.rng)
+        outcome, status = self.queue.fail_and_tell(lease, what, permanent=permanent, delay_seconds=delay)
         self._settle(held, "fail", outcome, held.ending, last=status in ("dead", "failed"))
-        self.stir(unsure=status == "ready")
+        if status == "ready":
+            self.push(self.now + _microseconds(delay), LOOP, self._retry_due)
 
     def release(self, held: Held) -> None:
         outcome = self.queue.release(held.lease, "the worker has stopped; the handler had not finished", counted=False)

@@ -73,7 +73,7 @@ def test_without_jitter_all_that_are_left_call_in_every_round(server):
 
 def test_recovery_counts_the_calls_after_the_service_is_back(server):
     run = studies.dependency(Backoff("constant", base_seconds=5, jitter="none"), rate=0.1, capacity=None,
-                             max_attempts=99, down_at=60, down_seconds=60, until_seconds=300, seed=1, dsn=server.dsn)  # fmt: skip
+                             max_attempts=99, down_at=60, down_seconds=60, until_seconds=300, seed=1, dsn=server.dsn)
     told = studies.recovery(run, 120)
     began, outcome = run.attempts["started"], run.attempts["outcome"]
     assert set(outcome[(began >= 60) & (began < 120)]) == {"failed"} and set(outcome[began >= 120]) == {"done"}
@@ -83,7 +83,7 @@ def test_recovery_counts_the_calls_after_the_service_is_back(server):
 
 def test_retries_that_still_wait_at_the_end_have_no_time_of_recovery(server):
     run = studies.dependency(Backoff("constant", base_seconds=5, jitter="none"), rate=0.2, capacity=None,
-                             max_attempts=99, down_at=10, down_seconds=500, until_seconds=100, seed=1, dsn=server.dsn)  # fmt: skip
+                             max_attempts=99, down_at=10, down_seconds=500, until_seconds=100, seed=1, dsn=server.dsn)
     assert studies.recovery(run, 50)["minutes until no retry waited"] == np.inf
 
 

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 from psycopg import conninfo
@@ -83,7 +84,9 @@ class Session:
     def hang_up(self) -> None:
         """From any thread: who waits on this connection gets an error at once, and what it had open is rolled back."""
         queue = self._queue
-        with suppress(AttributeError, psycopg.Error, OSError):
+        if queue is None:
+            return
+        with suppress(psycopg.Error, OSError):
             line = socket.socket(fileno=queue.conn.fileno())
             with suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)
@@ -107,7 +110,7 @@ def connect(
 ) -> psycopg.Connection:
     """An autocommit connection in UTC; errors show the address but never the password, nor have a cause that does."""
     given = _parsed(dsn)
-    settings: dict[str, object] = {"connect_timeout": CONNECT_SECONDS, "application_name": limits.clip(name, 63)}
+    settings: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, "application_name": limits.clip(name, 63)}
     settings |= {"tcp_user_timeout": DEAD_PEER_SECONDS * 1000, "keepalives_idle": 10, "keepalives_interval": 5}
     settings |= {field: value for field, value in given.items() if field in settings}
     if prepare_threshold is not None:
@@ -132,7 +135,7 @@ def _parsed(dsn: str) -> dict:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """In place of JSON that Python can't read (5,000 digits in a number, 2,000 levels): such a row must stop no loop."""
+    """In place of JSON that Python can't read (a number of 5,000 digits, 2,000 levels): one row must stop no loop."""
 
     reason: str
 
@@ -151,14 +154,14 @@ def redacted(text: str, password: str | None) -> str:
 def _options(idle_seconds: float | None, lock_seconds: float | None) -> str:
     given = {
         "timezone": "UTC",
-        "default_transaction_isolation": r"read\ committed",
-    }  # whatever the database's own default is
-    given |= {
+        "default_transaction_isolation": r"read\ committed",  # whatever the database's own default is
         "idle_in_transaction_session_timeout": _milliseconds(idle_seconds),
         "lock_timeout": _milliseconds(lock_seconds),
+        # The server, too, must notice a peer that is gone: its open transaction would keep a row locked.
+        "tcp_user_timeout": DEAD_PEER_SECONDS * 1000,
+        "tcp_keepalives_idle": 10,
+        "tcp_keepalives_interval": 5,
     }
-    # The server, too, must notice a peer that is gone: its open transaction would keep a row locked.
-    given |= {"tcp_user_timeout": DEAD_PEER_SECONDS * 1000, "tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5}
     return " ".join(f"-c {name}={value}" for name, value in given.items())
 
 

@@ -25,7 +25,7 @@ class Pulse:
         self._shift, self._listens = shift, listens
         self._soon = shortest_lease_seconds * LOOK_AT
         self._period = min(self._soon, MOST_SECONDS)
-        self._listening = None
+        self._listening: object = None  # the connection on which it does
 
     def run(self) -> None:
         """Until the shift is closed."""

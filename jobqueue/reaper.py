@@ -15,7 +15,8 @@ _DEFAULT = Backoff()
 class Reaper(Loop):
     """Reaps up to `limit` leases a step; after losing its own connection it first gives workers time to renew.
 
-    backoff: one for all types, or {type: Backoff} (others get the default). on_dead(job): for each dead letter, in line, so quick.
+    backoff: one for all types, or {type: Backoff} (others get the default). on_dead(job): for each dead letter, before
+    the next step: it should be quick.
     """
 
     role = "reaper"

@@ -94,8 +94,8 @@ class Rounds:
         sent = 0.0
         try:
             queue, sent = self.session.queue, time.monotonic()
-            asked = {"leases": self._leases, "slots": slots, "ahead": ahead}
-            outcomes, claim = queue.exchange([held.lease for held in finished], self._worker.owner, **asked)
+            leases, owner = [held.lease for held in finished], self._worker.owner
+            outcomes, claim = queue.exchange(leases, owner, leases=self._leases, slots=slots, ahead=ahead)
             self._shift.take([Held(lease, self._worker.handlers[lease.type], sent) for lease in claim])
             for held, outcome in zip(finished, outcomes, strict=True):
                 self._answered(held, outcome)
@@ -177,7 +177,7 @@ class Rounds:
         self._idle = claim.empty is not Empty.LOCKED
         if self._idle:
             self._locked_in_a_row = 0
-            self._shift.incidents.add(f"claim_empty_{claim.empty.name.lower()}")
+            self._shift.incidents.add(f"claim_empty_{(claim.empty or Empty.NONE).name.lower()}")
             wait = self._idle_seconds(queue, claim)
         else:
             self._locked_in_a_row += 1
@@ -188,7 +188,7 @@ class Rounds:
     def _idle_seconds(self, queue: Queue, claim: Claim) -> float:
         if self._listen(queue):
             return 0  # what was enqueued before this listener's row was there has told nobody: look once more
-        if claim.next_run_at is None:
+        if claim.next_run_at is None or claim.asked_at is None:
             return self._worker.poll_seconds
         return min(self._worker.poll_seconds, max(0.0, (claim.next_run_at - claim.asked_at).total_seconds()))
 

@@ -7,7 +7,8 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
+from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -22,7 +23,7 @@ from .queue import Queue, translated
 from .shift import COMPLETE, End, Held, Shift
 
 MOST_RELEASES = 20  # in a row, asked for by handlers; the next one is a failed attempt
-_OURS = tuple(os.path.dirname(module.__file__) + os.sep for module in (limits, asyncio))
+_OURS = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (limits, asyncio))
 
 
 class Slot:
@@ -36,7 +37,7 @@ class Slot:
         self._connect, self._rng = connect, rng or random.Random()
         self._session: Session | None = None
         self._conn: psycopg.Connection | None = None  # while it is in the handler's transaction
-        self._block: AbstractContextManager | None = None
+        self._block: Any = None  # psycopg's, of that transaction
         self._runner: asyncio.Runner | None = None
 
     def work(self, shift: Shift) -> None:
@@ -72,9 +73,7 @@ class Slot:
         if self._conn is None:
             self._conn, self._block = self._begin(idle_seconds)
         if self._conn.closed:
-            raise InfrastructureError(
-                "the connection with this job's transaction is lost, and all that it did there with it"
-            )
+            raise InfrastructureError("the connection with this job's transaction is lost, and all that was done there")
         return self._conn
 
     def cancel(self) -> None:
@@ -125,7 +124,7 @@ class Slot:
         if not conn.closed:
             with suppress(psycopg.Error):
                 block.__exit__(psycopg.Rollback, psycopg.Rollback(), None)
-        if conn.closed or conn.info.transaction_status != TransactionStatus.IDLE:
+        if self._session and (conn.closed or conn.info.transaction_status != TransactionStatus.IDLE):
             self._session.drop()
 
     # ------------------------------------------------------------ how a handler left

@@ -39,9 +39,9 @@ class Worker:
     owner: the name in locked_by, unique to each start by default. prefetch: at most so many jobs are claimed ahead of a
     free slot (adapted to how long handlers take). grace_seconds: how long running handlers may go on after `stop`; what
     has not finished then is released, its attempt given back. artifacts: the folder for candidates. on_dead(job): for
-    dead letters, in line with other failures, so it should be quick. prepare_threshold=None: behind a transaction pooler (nothing prepared, no LISTEN). fresh_owner: owner
-    is unique to this start, so that rows under it which this worker does not hold (a claim's reply was lost) are its
-    own to release.
+    each dead letter, before the next failure is told: it should be quick. prepare_threshold=None: behind a transaction
+    pooler (nothing prepared, no LISTEN). fresh_owner: owner is unique to this start, so that rows under it which this
+    worker does not hold (a claim's reply was lost) are its own to release.
     """
 
     def __init__(

@@ -73,6 +73,12 @@ def through(dsn, queue, conn, handler, marker, point, check, times=TIMES, **opti
     assert proxy.cuts == times
 
 
+def is_idle(conn, owner):
+    """Whether the worker's last word was a look at why there is nothing: its next claim is for a job that comes now."""
+    asked = "select state = 'idle' and query like '%%as asked_at%%' from pg_stat_activity where application_name = %s"
+    return [True] in [list(row) for row in conn.execute(asked, (owner,)).fetchall()]
+
+
 def sessions(conn):
     return conn.execute("select count(*) from pg_stat_activity where datname = current_database()").fetchone()[0]
 
@@ -94,19 +100,12 @@ def test_a_claim_whose_reply_is_cut_is_released_by_the_worker_itself(dsn, queue,
 
     def check(job):
         history, epoch = (["released"], 2) if lost else ([], 1)
-        assert (job.status, job.attempts, job.lease_losses, job.epoch, ends(job), executed(job.id)) == (
-            "done",
-            1,
-            0,
-            epoch,
-            history,
-            [epoch],
-        )
+        assert (job.status, job.attempts, job.lease_losses) == ("done", 1, 0)
+        assert (job.epoch, ends(job), executed(job.id)) == (epoch, history, [epoch])
 
-    with Proxy(dsn) as proxy, working(proxy.dsn, {"job": noting(dsn)}, **NO_LISTEN):
-        wait_until(lambda: sessions(conn) > 1)
+    with Proxy(dsn) as proxy, working(proxy.dsn, {"job": noting(dsn)}, **NO_LISTEN) as worker:
         for _ in range(TIMES):
-            time.sleep(0.05)  # the completion before, which claims too, is over
+            wait_until(lambda: is_idle(conn, worker.owner))
             proxy.cut_when("with picked", point)
             job_id = queue.enqueue("job").id
             check(wait_until(lambda: (row := queue.get(job_id)).finished_at and row, 20))  # noqa: B023
@@ -115,12 +114,12 @@ def test_a_claim_whose_reply_is_cut_is_released_by_the_worker_itself(dsn, queue,
 
 def test_a_lost_claim_under_an_owner_that_is_not_unique_is_left_to_its_lease(dsn, queue, conn, executed):
     handlers = {"job": Handler(noting(dsn).fn, lease_seconds=0.5)}
-    with Proxy(dsn) as proxy, running(Reaper(dsn, poll_seconds=0.05, backoff=SOON)):
-        with working(proxy.dsn, handlers, owner="shared name", **NO_LISTEN):
-            wait_until(lambda: sessions(conn) > 2)
-            proxy.cut_when("with picked", "reply")
-            job_id = queue.enqueue("job").id
-            job = wait_until(lambda: (row := queue.get(job_id)).finished_at and row, 20)
+    reaper = Reaper(dsn, poll_seconds=0.05, backoff=SOON)
+    with Proxy(dsn) as proxy, running(reaper), working(proxy.dsn, handlers, owner="shared name", **NO_LISTEN):
+        wait_until(lambda: is_idle(conn, "shared name"))
+        proxy.cut_when("with picked", "reply")
+        job_id = queue.enqueue("job").id
+        job = wait_until(lambda: (row := queue.get(job_id)).finished_at and row, 20)
     assert (job.status, ends(job), job.attempts, executed(job_id)) == ("done", ["lost"], 2, [2])
 
 
@@ -239,9 +238,10 @@ def test_a_worker_behind_a_transaction_pooler_does_all_that_workers_do(pooler, d
     queue.enqueue_many(
         [{"type": type, "max_attempts": 2} for type in ["quick"] * 300 + ["effect", "bad", "long", "publish"] * 5]
     )
-    with running(Reaper(pooler, poll_seconds=0.05, prepare_threshold=None)):
-        with working(pooler, handlers, prepare_threshold=None, concurrency=4, artifacts=tmp_path / "out"):
-            assert settled(conn) == {"done": 315, "dead": 5}
+    reaper = Reaper(pooler, poll_seconds=0.05, prepare_threshold=None)
+    options = {"prepare_threshold": None, "concurrency": 4, "artifacts": tmp_path / "out"}
+    with running(reaper), working(pooler, handlers, **options):
+        assert settled(conn) == {"done": 315, "dead": 5}
     assert conn.execute("select count(*) from applied").fetchone()[0] == 5
     assert conn.execute("select max(lease_losses) from jobqueue.job").fetchone()[0] == 0
 

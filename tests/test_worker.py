@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -70,9 +70,10 @@ def test_one_worker_starts_jobs_in_the_order_of_their_ids(dsn, queue, conn):
 def test_each_of_four_workers_starts_jobs_in_the_order_of_their_ids(dsn, queue, conn):
     ids, seen = add(queue, "job", 2_000), {}
     handlers = {"job": lambda lease, context: seen.setdefault(lease.owner, []).append(lease.id)}
-    with working(dsn, handlers, concurrency=1, owner="a"), working(dsn, handlers, concurrency=1, owner="b"):
-        with working(dsn, handlers, concurrency=1, owner="c"), working(dsn, handlers, concurrency=1, owner="d"):
-            settled(conn)
+    with ExitStack() as workers:
+        for owner in "abcd":
+            workers.enter_context(working(dsn, handlers, concurrency=1, owner=owner))
+        settled(conn)
     assert all(started == sorted(started) for started in seen.values())
     assert sorted(sum(seen.values(), [])) == ids
 

@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing import get_context
 
 import pandas as pd
@@ -96,18 +96,13 @@ def _ready(executor: Executor | None, dsn: str | None):
     if executor is not None:
         yield executor, dsn
         return
-    with database.start(fresh=False) if dsn is None else _as_it_is(dsn) as where:
+    with database.start(fresh=False) if dsn is None else nullcontext(dsn) as where:
         # Spawned: a fork would share this process's connections.
         pool = ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
         try:
             yield pool, where
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _as_it_is(dsn: str):
-    yield dsn
 
 
 def _collected(futures: dict[Future, int], progress: bool) -> dict[int, dict]:

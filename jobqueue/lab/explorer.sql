@@ -45,8 +45,10 @@ select concat('{"job":', (select coalesce(json_agg(j order by j.id), '[]') from 
   ',"archive":', (select coalesce(json_agg(a order by a.id), '[]') from jobqueue.job_archive a), '}')
 
 -- name: restore
--- A state put back as it was read, into empty tables. (A payload of JSON null would come back as SQL NULL: scenarios give one.)
-with job as (insert into jobqueue.job select * from json_populate_recordset(null::jobqueue.job, %(world)s::json->'job')),
+-- A state put back as it was read, into empty tables.
+-- (A payload of JSON null would come back as SQL NULL: scenarios give one.)
+with job as (
+  insert into jobqueue.job select * from json_populate_recordset(null::jobqueue.job, %(world)s::json->'job')),
 archive as (insert into jobqueue.job_archive
   select * from json_populate_recordset(null::jobqueue.job_archive, %(world)s::json->'archive')),
 key as (insert into jobqueue.job_key

@@ -328,7 +328,7 @@ class Recorder:
     ):
         self._queue, self._client, self._keeps = queue, client, keep
         self._clock = clock or (lambda: _database_now(queue.conn))
-        self._file = open(file, "a", encoding="utf-8", buffering=1) if file else None  # noqa: SIM115 - a log, open for life
+        self._file = open(file, "a", encoding="utf-8", buffering=1) if file else None  # noqa: SIM115 - stays open
         self._lock, self._next = threading.Lock(), itertools.count(1)
         self._calls: dict[int, Call] = {}
 

@@ -1,7 +1,8 @@
 -- What rows say, for jobqueue.lab.history.
 
 -- name: rows
-select id, type, idempotency_key as key, status, attempts, max_attempts, lease_losses, releases, epoch, locked_by as owner,
+select id, type, idempotency_key as key, status, attempts, max_attempts, lease_losses, releases, epoch,
+  locked_by as owner,
   locked_until, run_at, created_at, started_at, finished_at, finished_by, finished_epoch, published_by, published_epoch,
   published_name, published_digest, schedule_id, slot, history, history_trimmed, archived
 from (select *, false as archived from jobqueue.job union all select *, true from jobqueue.job_archive) j order by id

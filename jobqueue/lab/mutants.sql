@@ -33,7 +33,8 @@ returning id
 -- … and whose job is made in the next.
 insert into jobqueue.job (type, payload, run_at, schedule_id, slot, idempotency_key)
 select s.job_type, s.payload, given.run_at, s.id, given.slot, given.key
-from jobqueue.schedule s, unnest(%(slots)s::timestamptz[], %(run_ats)s::timestamptz[], %(keys)s::text[]) as given(slot, run_at, key)
+from jobqueue.schedule s,
+  unnest(%(slots)s::timestamptz[], %(run_ats)s::timestamptz[], %(keys)s::text[]) as given(slot, run_at, key)
 where s.id = %(id)s
 returning id
 

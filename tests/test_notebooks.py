@@ -25,12 +25,16 @@ def tags(cell):
 
 
 def said(notebook):
-    """What every cell that does not depend on real time says: texts of its outputs, in order."""
+    """What every cell that does not depend on real time says: the text of its outputs, in order."""
     return [
-        (cell.id, [output.get("text") or output.get("data", {}).get("text/plain") for output in cell.outputs])
+        (cell.id, "".join(map(_text, cell.outputs)))  # joined: what is printed may come in one piece or in several
         for cell in code_cells(notebook)
         if "live" not in tags(cell) and "parameters" not in tags(cell)
     ]
+
+
+def _text(output):
+    return output.get("text") or output.get("data", {}).get("text/plain") or ""
 
 
 @pytest.fixture(params=ALL, ids=lambda path: path.stem)

@@ -181,6 +181,7 @@ def test_a_heartbeat_whose_reply_is_cut_costs_no_lease(dsn, queue, conn, execute
     assert lost == [False] * 5
 
 
+@pytest.mark.timeout(400)
 def test_an_interrupt_at_any_moment_leaves_no_job_without_a_handler_and_no_session(dsn, queue, conn):
     """As a notebook's stop button does it: KeyboardInterrupt in the thread that runs the worker, amid anything."""
     quiet = sessions(conn)

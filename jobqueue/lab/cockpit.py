@@ -15,13 +15,12 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import psycopg
 
 from jobqueue import Queue
 from jobqueue.errors import InvalidInput, JobQueueError
-from jobqueue.lab import charts, export, faults, style
+from jobqueue.lab import charts, export, faults, inject, style
 from jobqueue.lab.observe import Observer
 from jobqueue.lab.panel import View
 from jobqueue.lab.screen import WINDOW_SECONDS, Screen
@@ -120,17 +119,17 @@ class Cockpit:
         self._of_the_server().kill()
         self.seen.note("crash", "database")
 
-    def stop_database(self):
-        self._of_the_server().stop("fast")
+    def stop_database(self, mode="fast"):
+        self._of_the_server().stop(mode)
         self.seen.note("stop", "database")
 
     def start_database(self):
         self._of_the_server().start()
         self.seen.note("restart", "database")
 
-    def poison(self, max_attempts=3):
-        """A job that kills whoever runs it; dead after `max_attempts`."""
-        return self._enqueue("poison", "poison", [{"type": "poison", "max_attempts": max_attempts}])
+    def poison(self, n=1, max_attempts=3):
+        """`n` jobs that kill whoever runs them; dead after `max_attempts`."""
+        return self._enqueue("poison", "poison", [{"type": "poison", "max_attempts": max_attempts}] * n)
 
     def slow(self, n=SLOW, seconds=0.5):
         """`n` jobs that take ten times `seconds`."""
@@ -150,32 +149,7 @@ class Cockpit:
 
     def play(self, plan):
         """Apply a plan of `lab.faults`, in seconds from now, as the buttons would; returns after its last step."""
-        steps = [step for fault in faults.check(plan, self.fleet.size) for step in self._steps(fault)]
-        begun = time.monotonic()
-        for at, act in sorted(steps, key=lambda step: step[0]):
-            if self._closed.wait(max(0.0, at - (time.monotonic() - begun))):
-                return
-            act()
-
-    def _steps(self, fault):
-        """(seconds, action) of a fault, and of its end where it has one."""
-        target = fault.target if fault.worker is None else fault.worker
-        acts = {
-            "kill": (partial(self.kill, target), partial(self.start, target)),
-            "pause": (partial(self.pause, target), partial(self.resume, target)),
-            "crash": (self.crash_database, self.start_database),
-            "outage": (self.stop_database, self.start_database),
-            "poison": (partial(self.poison), None),
-            "burst": (partial(self.burst, fault.n, fault.service_seconds), None),
-            **{kind: (partial(getattr(self, kind), target), None) for kind in ("start", "resume", "stop", "cut")},
-        }
-        if fault.kind not in acts:
-            raise InvalidInput(
-                f"a cockpit cannot do {fault.kind!r} to real processes: it can {', '.join(sorted(acts))}"
-            )
-        begin, end = acts[fault.kind]
-        ends = [(fault.until_seconds, end)] if end and fault.until_seconds is not None else []
-        return [(fault.at, begin), *ends]
+        inject.play(faults.check(plan, self.fleet.size), self, self._closed)
 
     # --- What was seen ---
 

@@ -8,7 +8,7 @@ from jobqueue.lab.charts import fault as spells
 PLAN = [
     faults.kill(3, at=600), faults.kill("reaper", at=1, seconds=5), faults.start(3, at=700), faults.freeze(1, at=10, seconds=90), faults.freeze(0, at=3),
     faults.resume(0, at=20), faults.stop(2, at=30), faults.cut(1, at=40), faults.slow(1, at=5, seconds=60), faults.slow("mail", at=5, seconds=60, factor=3),
-    faults.down("mail", at=9, seconds=600, capacity=5), faults.poison(at=50), faults.burst(at=60, n=100, service_seconds=0.5),
+    faults.skew(2, at=6, by_seconds=-3600, seconds=30), faults.skew("scheduler-2", at=6, by_seconds=86400), faults.down("mail", at=9, seconds=600, capacity=5), faults.poison(at=50), faults.burst(at=60, n=100, service_seconds=0.5),
     faults.outage(at=70, seconds=30), faults.crash_database(at=80),
 ]  # fmt: skip
 
@@ -48,6 +48,9 @@ def test_a_frame_of_faults_is_what_charts_ask_for():
         (lambda: faults.kill(True, at=1), "worker must be a whole number"),
         (lambda: faults.freeze(1, at=-1), "at must lie in 0–"),
         (lambda: faults.slow(1, at=1, seconds=5, factor=0), "factor must lie in"),
+        (lambda: faults.Fault(1, "skew", "worker-1"), "a fault of kind skew needs by_seconds"),
+        (lambda: faults.skew(1, at=1, by_seconds=1e10), "by_seconds must lie in -1,000,000,000"),
+        (lambda: faults.kill("reaper-two", at=1), "a worker is named by its place"),
         (lambda: faults.burst(at=1, n=0), "n must lie in 1–"),
         (lambda: faults.Fault(1, "explode", "worker-1"), "a fault is one of kill, start"),
         (lambda: faults.Fault(1, "slow", "worker-1", 5), "a fault of kind slow needs factor"),

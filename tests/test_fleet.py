@@ -19,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 from helpers import wait_until
 from jobqueue import InfrastructureError
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import handlers
+from jobqueue.lab import conditions, handlers
 from jobqueue.lab.fleet import Fleet
 from jobqueue.lab.processes import FleetError, Processes
 
@@ -331,6 +331,57 @@ def test_a_worker_whose_sessions_are_cut_recovers_and_no_attempt_is_charged(flee
     done = wait_until(lambda: (row := queue.get(job_id)).status == "done" and row, 15)
     assert (done.attempts, done.lease_losses) == (1, 0)
     assert (fleet.workers[victim].state, fleet.events[-1].kind) == ("running", "cut")
+
+
+def finished(queue, job_id):
+    return wait_until(lambda: (row := queue.get(job_id)).status == "done" and row, 20)
+
+
+def test_attempts_of_a_slow_worker_take_longer_and_those_after_its_end_do_not(fleet, queue):
+    for place in range(2):
+        fleet.slow(place, factor=20)
+    slow = finished(queue, queue.enqueue("job", {"seconds": 0.05}).id)
+    fleet.slow(0, seconds=0)
+    fleet.slow(1, seconds=0)
+    plain = finished(queue, queue.enqueue("job", {"seconds": 0.05}).id)
+    lasted = [(job.finished_at - job.started_at).total_seconds() for job in (slow, plain)]
+    assert (lasted[0] >= 1.0, lasted[1] < 1.0) == (True, True), lasted
+    assert [event.kind for event in fleet.events[-4:]] == ["slow"] * 4
+
+
+def test_what_a_type_depends_on_can_be_down(fleet, queue):
+    fleet.down("job")
+    job_id = queue.enqueue("job", max_attempts=1).id
+    wait_until(lambda: queue.get(job_id).status == "dead", 20)
+    assert "RuntimeError: what this type depends on is away" in queue.get(job_id).last_error
+
+
+def test_a_worker_with_a_clock_a_day_ahead_stores_no_instant_of_its_own(fleet, queue, conn):
+    handlers.prepare(conn)
+    for place in range(2):
+        fleet.skew(place, 86_400)
+    job = finished(queue, queue.enqueue("job", {"record": True}).id)
+    ahead, early, late = conn.execute("select min(worker_clock - at), min(at), max(at) from jobqueue_lab.effect").fetchone()
+    assert round(ahead.total_seconds() / 10) == 8640
+    assert job.created_at <= job.started_at <= early <= late and (job.finished_at - late).total_seconds() < 5
+
+
+def test_a_process_whose_clock_is_wrong_says_so_whatever_it_asks(processes):
+    path = processes.logs / "conditions.json"
+    conditions.Conditions(path).put("skew", "a", -86_400, None)
+    code = (
+        "import logging, time; from datetime import UTC, date, datetime; from jobqueue.lab import conditions\n"
+        "real = time.clock_gettime(time.CLOCK_REALTIME); conditions.bend_the_clock()\n"
+        "record = logging.makeLogRecord({}); record.__init__('a', 20, '', 1, '', (), None)\n"
+        "told = [time.time(), time.time_ns() / 1e9, time.clock_gettime(time.CLOCK_REALTIME), datetime.now(UTC).timestamp(), "
+        "datetime.now().timestamp(), datetime.utcnow().replace(tzinfo=UTC).timestamp(), datetime.today().timestamp(), "
+        "time.mktime(time.localtime()), time.mktime(time.strptime(time.strftime('%c'))), time.mktime(time.strptime(time.ctime())), record.created]\n"
+        "print([round((each - real) / 10) for each in told], flush=True)"
+    )
+    env = {conditions.FILE: str(path), conditions.PROCESS: "a", "PYTHONPATH": str(ROOT)}
+    processes.start("a", [sys.executable, "-W", "ignore", "-c", code], env=env)
+    wait_until(lambda: not processes.status()["a"].alive, 20)
+    assert processes.log("a") == f"{[-8640] * 11}\n"
 
 
 def test_a_worker_whose_slots_are_stuck_is_replaced_under_a_new_owner(fleet, queue):

@@ -93,6 +93,18 @@ class Cockpit:
     def cut(self, target):
         return self.fleet.cut(target)
 
+    def slow(self, target, seconds=None, factor=10):
+        """Attempts of this worker (its index) or type (its name) take so many times as long."""
+        self.fleet.slow(target, seconds, factor)
+
+    def skew(self, target, by_seconds, seconds=None):
+        """Its wall clock is wrong by so much."""
+        self.fleet.skew(target, by_seconds, seconds)
+
+    def down(self, type, seconds=None):
+        """What the type depends on is away."""
+        self.fleet.down(type, seconds)
+
     def start(self, target):
         self.fleet.start(target)
 
@@ -131,13 +143,13 @@ class Cockpit:
         """`n` jobs that kill whoever runs them; dead after `max_attempts`."""
         return self._enqueue("poison", "poison", [{"type": "poison", "max_attempts": max_attempts}] * n)
 
-    def slow(self, n=SLOW, seconds=0.5):
+    def slow_jobs(self, n=SLOW, seconds=0.5):
         """`n` jobs that take ten times `seconds`."""
         return self._enqueue("slow", style.count(n, "job"), [{"type": "slow", "payload": {"seconds": seconds}}] * n)
 
-    def burst(self, n=BURST, seconds=0.2):
+    def burst(self, n=BURST, seconds=0.2, type="job"):
         """`n` jobs at once."""
-        return self._enqueue("burst", style.count(n, "job"), [{"type": "job", "payload": {"seconds": seconds}}] * n)
+        return self._enqueue("burst", style.count(n, "job"), [{"type": type, "payload": {"seconds": seconds}}] * n)
 
     def toggle_load(self):
         """Start the load, or stop it; started again it goes on where it was."""

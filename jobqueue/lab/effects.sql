@@ -4,11 +4,11 @@
 create schema if not exists jobqueue_lab;
 create table if not exists jobqueue_lab.effect (
     job_id bigint not null, epoch bigint not null, owner text not null, destination text not null,
-    at timestamptz not null default clock_timestamp());
+    worker_clock timestamptz, at timestamptz not null default clock_timestamp());
 
 -- name: record_effect
-insert into jobqueue_lab.effect (job_id, epoch, owner, destination)
-values (%(job_id)s, %(epoch)s, %(owner)s, %(destination)s)
+insert into jobqueue_lab.effect (job_id, epoch, owner, destination, worker_clock)
+values (%(job_id)s, %(epoch)s, %(owner)s, %(destination)s, %(clock)s)
 
 -- name: effects
 select job_id, epoch, owner, destination, at from jobqueue_lab.effect order by at, job_id

@@ -16,12 +16,13 @@ from .. import limits
 from ..errors import InvalidInput
 
 MOST_SECONDS = 1e9
-KINDS = ("kill", "start", "pause", "resume", "stop", "cut", "slow", "down", "poison", "burst", "outage", "crash")
-LOOPS = ("reaper", "scheduler")
-_NEEDS = {"slow": ("seconds", "factor"), "down": ("seconds",), "outage": ("seconds",), "crash": ("seconds",),
+KINDS = ("kill", "start", "pause", "resume", "stop", "cut", "slow", "skew", "down", "poison", "burst", "outage",
+         "crash")
+LOOPS = ("reaper", "scheduler")  # and further ones of their kind: scheduler-2
+_NEEDS = {"slow": ("seconds", "factor"), "skew": ("by_seconds",), "down": ("seconds",), "outage": ("seconds",), "crash": ("seconds",),
           "poison": ("n",), "burst": ("n", "service_seconds")}
-_PROCESSES = ("kill", "start", "pause", "resume", "stop", "cut")
-_SPELLS = ("kill", "pause", "slow", "down", "outage", "crash")  # a stop's seconds are its grace, a poison's a restart's
+_PROCESSES = ("kill", "start", "pause", "resume", "stop", "cut", "skew")
+_SPELLS = ("kill", "pause", "slow", "skew", "down", "outage", "crash")  # a stop's seconds are its grace, a poison's a restart's
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Fault:
     """One fault; its target is a worker ("worker-3"), a loop, a type of jobs, or the database.
 
     seconds: how long it lasts, until something ends it where None. factor: how many times slower. n: how many jobs.
-    service_seconds: of each. capacity: calls a second that a dependency which is back bears.
+    service_seconds: of each. capacity: calls a second that a dependency which is back bears. by_seconds: how wrong a
+    clock is.
     """
 
     at: float
@@ -40,6 +42,7 @@ class Fault:
     n: int | None = None
     service_seconds: float | None = None
     capacity: float | None = None
+    by_seconds: float | None = None
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -51,6 +54,8 @@ class Fault:
         for name in _NEEDS.get(self.kind, ()):
             if getattr(self, name) is None:
                 raise InvalidInput(f"a fault of kind {self.kind} needs {name}")
+        if self.by_seconds is not None:
+            limits.seconds(self.by_seconds, "by_seconds", -MOST_SECONDS, MOST_SECONDS)
         if self.factor is not None:
             limits.seconds(self.factor, "factor", 0.001, 1e6)
         if self.n is not None:
@@ -104,6 +109,12 @@ def slow(target: int | str, at: float, seconds: float, factor: float = 10) -> Fa
     """Attempts begun meanwhile take `factor` times as long: those of a worker (its place), or of a type (its name)."""
     named = _process(target) if isinstance(target, int) else limits.job_type(target)
     return Fault(at, "slow", named, seconds, factor=factor)
+
+
+def skew(worker: int | str, at: float, by_seconds: float, seconds: float | None = None) -> Fault:
+    """The wall clock of a worker or a loop is wrong by so many seconds. Simulated workers have no clock of their own,
+    and real ones must not use theirs: so nothing that is stored may show it."""
+    return Fault(at, "skew", _process(worker), seconds, by_seconds=by_seconds)
 
 
 def down(type: str, at: float, seconds: float, capacity: float | None = None) -> Fault:
@@ -160,7 +171,7 @@ def check(plan: Iterable[Fault], workers: int) -> tuple[Fault, ...]:
         if fault.worker is not None and fault.worker >= workers:
             there = f"there are worker-0 to worker-{workers - 1}"
             raise InvalidInput(f"{fault.kind} at {fault.at:g} s aims at {fault.target}, but {there}")
-        if fault.kind in _PROCESSES and fault.worker is None and fault.target not in LOOPS:
+        if fault.kind in _PROCESSES and fault.worker is None and not _is_loop(fault.target):
             neither = f"no worker, nor {' or '.join(LOOPS)}"
             raise InvalidInput(f"{fault.kind} at {fault.at:g} s aims at {fault.target!r}: {neither}")
     return plan
@@ -174,10 +185,15 @@ def _instant(fault) -> float:
 
 def _process(target: int | str) -> str:
     if isinstance(target, str):
-        if target not in LOOPS:
+        if not _is_loop(target):
             raise InvalidInput(f"a worker is named by its place (0, 1, …), a loop is {' or '.join(LOOPS)}: {target!r}")
         return target
     return f"worker-{limits.integer(target, 'worker', 0, 1_000_000)}"
+
+
+def _is_loop(target: str) -> bool:
+    name, _, number = target.partition("-")
+    return name in LOOPS and (number.isdecimal() or target == name)
 
 
 def _loaded(place: int, entry) -> Fault:

@@ -3,11 +3,13 @@
     with Fleet(dsn, handlers="module:NAME", size=4) as fleet:
         fleet.kill(0)               # SIGKILL
         fleet.pause(1)              # SIGSTOP: past its lease, its jobs go to the others; resumed, it is told LOST
+        fleet.skew(2, 3600)         # its wall clock is an hour ahead
         fleet.workers               # what the operating system shows now
 
 Their parent is a supervisor process (`supervisor`), so an interrupt of this process reaches none of them, and when this
-process ends, however it ends, none is left. Every method may be called from any thread. POSIX only: there is no SIGSTOP
-on Windows.
+process ends, however it ends, none is left. Every method may be called from any thread. Each process begins by way of
+`conditions`, which lets its clock be wrong, and then is `python -m jobqueue ROLE`. POSIX only: there is no SIGSTOP on
+Windows.
 """
 
 import os
@@ -25,6 +27,8 @@ from .. import limits
 from ..errors import InfrastructureError, InvalidInput
 from ..loop import connect, redacted
 from ..sql import statements, text
+from . import conditions
+from .conditions import Conditions
 from .processes import ENDED, Event, FleetError, Process, Processes
 
 SYMBOLS = {"starting": "◌", "running": "●", "paused": "‖", "stopping": "■", "killed": "✖", "exited": "○"}
@@ -79,6 +83,7 @@ class Fleet:
             raise FleetError("a fleet is entered once: make a new one")
         check_database(self.dsn)
         self._processes = Processes(self._logs)
+        self._conditions = Conditions(self._processes.logs / "conditions.json")
         try:
             for name in self._names:
                 self._spawn(name)
@@ -130,6 +135,22 @@ class Fleet:
         self._running.note("cut", self._name(target))
         return sum(each for each, in ended)
 
+    def slow(self, target: int | str, seconds: float | None = None, factor: float = 10) -> None:
+        """Attempts begun from now on take so many times as long: a worker's (its index), or a type's (its name); by the
+        handlers of the lab only, which look for it."""
+        limits.seconds(factor, "factor", 0.001, 1e6)
+        named = self._name(target) if isinstance(target, int) else limits.job_type(target)
+        self._impose("slow", named, factor, seconds)
+
+    def skew(self, target: int | str, by_seconds: float, seconds: float | None = None) -> None:
+        """Its wall clock is wrong by so much, from now on (`conditions` says what that reaches); 0 mends it."""
+        limits.seconds(by_seconds, "by_seconds", -1e9, 1e9)
+        self._impose("skew", self._name(target), by_seconds, seconds)
+
+    def down(self, type: str, seconds: float | None = None) -> None:
+        """What the type depends on is away: its attempts fail at once; by the handlers of the lab only."""
+        self._impose("down", limits.job_type(type), 1, seconds)
+
     def kill_random(self, rng: random.Random) -> int | None:
         """Kill one that lives, a paused one included; which, or None where all have ended."""
         living = [i for i, worker in enumerate(self.workers) if worker.alive]
@@ -170,6 +191,13 @@ class Fleet:
 
     # --- Processes ---
 
+    def _impose(self, kind: str, target: str, value: float, seconds: float | None) -> None:
+        if seconds is not None:
+            limits.seconds(seconds, "seconds", 0, 1e9)
+        running = self._running
+        self._conditions.put(kind, target, value, seconds)
+        running.note(kind, target, seconds)
+
     @property
     def _running(self) -> Processes:
         if self._processes is None:
@@ -185,12 +213,13 @@ class Fleet:
     def _spawn(self, name: str) -> None:
         owner = f"{self._tag}/{name}.{{start}}"
         role = name.partition("-")[0]
-        argv = [sys.executable, "-m", "jobqueue", role, *self._arguments.get(role, ())]
+        argv = [sys.executable, "-P", conditions.__file__, role, *self._arguments.get(role, ())]
         if name in self._worker_names:
             argv += ["--handlers", self.handlers, "--owner", owner, "--fresh-owner",
                      "--concurrency", str(self.concurrency), "--grace-seconds", str(self.grace_seconds)]
         # The DSN goes by environment: arguments show in every process list, and it may hold a password.
-        env = {**self._environment, "JOBQUEUE_DSN": make_conninfo(self.dsn, application_name=owner),
+        env = {**self._environment, conditions.FILE: str(self._conditions.path), conditions.PROCESS: name,
+               "JOBQUEUE_DSN": make_conninfo(self.dsn, application_name=owner),
                "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))}
         self._running.start(name, argv, env=env, restart_code=STUCK)
 

@@ -16,11 +16,13 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import psycopg
 
 from .. import Handler, Lease, LeaseLost, PermanentError
 from ..sql import statements, text
+from .conditions import current
 
 OUTSIDE, TRANSACTION = "outside", "transaction"
 SQL = statements(text("lab/effects.sql"))
@@ -33,9 +35,11 @@ def environment(*, types: Sequence[str] = (), lease_seconds: float = 30) -> dict
 
 
 def simulate(lease: Lease, context) -> None:
-    """Run for payload["seconds"], then end as the payload says."""
+    """Run for payload["seconds"], times the factor of a plan's fault, then end as the payload says."""
     payload = lease.payload or {}
-    _pass_time(payload, context)
+    if current("down", lease.type):
+        raise RuntimeError("what this type depends on is away")
+    _pass_time(payload | {"seconds": payload.get("seconds", 0) * (current("slow", lease.type) or 1)}, context)
     if payload.get("outcome") == "failed":
         raise PermanentError("the payload says that it fails")
     # Reproducible by job and attempt, so that a replay fails where it failed before.
@@ -63,7 +67,8 @@ def stuck(lease: Lease, context) -> None:
 
 def record(lease: Lease, context, *, outside: bool = True) -> None:
     """One row outside, which a repeated execution repeats; one inside, there once if the queue keeps its promise."""
-    row = {"job_id": lease.id, "epoch": lease.epoch, "owner": lease.owner}
+    # The one place where a worker's own clock is written down: to show how wrong it was.
+    row = {"job_id": lease.id, "epoch": lease.epoch, "owner": lease.owner, "clock": datetime.now(UTC)}
     if outside:
         with psycopg.connect(os.environ["JOBQUEUE_DSN"], autocommit=True) as conn:
             conn.execute(SQL.record_effect, {**row, "destination": OUTSIDE})

@@ -22,7 +22,7 @@ class Hands:
 
     def __init__(self, fleet, server=None):
         self.fleet, self.server, self.dsn = fleet, server, fleet.dsn
-        for name in ("kill", "pause", "resume", "stop", "start", "cut"):
+        for name in ("kill", "pause", "resume", "stop", "start", "cut", "slow", "skew", "down"):
             setattr(self, name, getattr(fleet, name))
 
     def crash_database(self) -> None:
@@ -39,9 +39,9 @@ class Hands:
         """Jobs that kill whoever runs them; dead after `max_attempts`."""
         self._enqueue([{"type": "poison", "max_attempts": max_attempts}] * n)
 
-    def burst(self, n: int, seconds: float) -> None:
+    def burst(self, n: int, seconds: float, type: str = "job") -> None:
         """`n` jobs at one instant."""
-        self._enqueue([{"type": "job", "payload": {"seconds": seconds}}] * n)
+        self._enqueue([{"type": type, "payload": {"seconds": seconds}}] * n)
 
     def _enqueue(self, jobs: list[dict]) -> None:
         with psycopg.connect(self.dsn, autocommit=True) as conn:
@@ -54,22 +54,32 @@ class Hands:
 
 
 def steps(fault: faults.Fault, hands) -> list[tuple]:
-    """(seconds, action) of a fault, and of its end where it has one."""
+    """(seconds, action) of a fault, and of its end where it has one that somebody must bring about."""
     target = fault.target if fault.worker is None else fault.worker
+    _check(fault)
     acts = {
         "kill": (partial(hands.kill, target), partial(hands.start, target)),
         "pause": (partial(hands.pause, target), partial(hands.resume, target)),
         "crash": (hands.crash_database, hands.start_database),
         "outage": (partial(hands.stop_database, *_mode(fault)), hands.start_database),
+        "slow": (partial(hands.slow, target, fault.seconds, fault.factor), None),
+        "skew": (partial(hands.skew, target, fault.by_seconds, fault.seconds), None),
+        "down": (partial(hands.down, target, fault.seconds), None),
         "poison": (partial(hands.poison, fault.n or 1), None),
-        "burst": (partial(hands.burst, fault.n, fault.service_seconds), None),
+        "burst": (partial(hands.burst, fault.n, fault.service_seconds, fault.target), None),
         **{kind: (partial(getattr(hands, kind), target), None) for kind in ("start", "resume", "stop", "cut")},
     }
-    if fault.kind not in acts:
-        raise InvalidInput(f"{fault.kind!r} can't be done to real processes: {', '.join(sorted(acts))} can")
     begin, end = acts[fault.kind]
     ends = [(fault.until_seconds, end)] if end and fault.until_seconds is not None else []
     return [(fault.at, begin), *ends]
+
+
+def _check(fault: faults.Fault) -> None:
+    """What the simulation can do and real processes can't."""
+    if fault.kind == "down" and fault.capacity is not None:
+        raise InvalidInput("what is down bears nothing, and all once it is back: `capacity` is for the simulation alone")
+    if fault.kind == "poison" and fault.target != "poison":
+        raise InvalidInput(f"jobs that kill their worker are of the type 'poison' here, not {fault.target!r}")
 
 
 def _mode(fault: faults.Fault) -> list[str]:

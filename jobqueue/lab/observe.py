@@ -32,10 +32,11 @@ ROWS = 5_000  # of one look
 OVERLAP_SECONDS = 3.0  # a row may be committed so much later than the instant that stands in it
 GONE_SECONDS = 10.0
 STATEMENT_SECONDS = 5  # as in observe.sql
+NEVER = float("nan")
 COUNTS = ("ready", "due", "running", "waiting_retry", "dead", "done")
 _AGES = ("time_seconds", *COUNTS, "oldest_age_seconds")
 _ATTEMPTS = ("job_id", "type", "attempt", "epoch", "owner", "worker", "started", "ended", "outcome")
-_FAULTS = ("time_seconds", "kind", "target")
+FAULTS = ("time_seconds", "kind", "target", "until_seconds")
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class Observer:
         self._ended: list[tuple[int, int]] = []
         self._running: set[tuple[int, int]] = set()
         self._gone: dict[tuple[int, int], float] = {}  # no longer out since, end not yet found
-        self._notes: list[tuple[float, str, str]] = []
-        self._fleet_events: list[tuple[float, str, str]] = []
+        self._notes: list[tuple[float, str, str, float]] = []
+        self._fleet_events: list[tuple[float, str, str, float]] = []
         self.workers: tuple = ()  # of the fleet, its loops included, as they were last looked at
         with connect(dsn, "jobqueue observer") as conn:
             ((version,),) = conn.execute(SQL.server_version)
@@ -98,7 +99,7 @@ class Observer:
     def note(self, kind: str, target: str) -> None:
         """Something that no process shows: a burst, a crash of the database."""
         with self._guard:
-            self._notes.append((self.now, kind, target))
+            self._notes.append((self.now, kind, target, NEVER))
 
     @property
     def now(self) -> float:
@@ -159,18 +160,21 @@ class Observer:
     @property
     def faults(self) -> pd.DataFrame:
         """What happened to the fleet and the database since the observer began, in order of time."""
-        return pd.DataFrame(self.events(), columns=list(_FAULTS))
+        return pd.DataFrame(self.events(), columns=list(FAULTS))
 
-    def events(self) -> list[tuple[float, str, str]]:
+    def events(self) -> list[tuple[float, str, str, float]]:
+        """(time_seconds, kind, target, until_seconds: NaN where something else ends it, or it was a moment)."""
         with self._guard:
-            return sorted(self._fleet_events + self._notes)
+            return sorted(self._fleet_events + self._notes, key=lambda event: event[:3])
 
     def look_at_fleet(self) -> None:
         """Before the next sample does, so that what was just done shows at once."""
         if self.fleet is None:
             return
         workers = (*self.fleet.workers, *self.fleet.loops)
-        seen = [(e.at.timestamp() - self._offset - self.origin, e.kind, e.target) for e in self.fleet.events]
+        beginning = self._offset + self.origin
+        seen = [(e.at.timestamp() - beginning, e.kind, e.target, e.until.timestamp() - beginning if e.until else NEVER)
+                for e in self.fleet.events]
         with self._guard:
             self.workers, self._fleet_events = workers, [event for event in seen if event[0] >= 0]
 

@@ -132,7 +132,7 @@ class View:
 
     def _faults(self):
         cockpit = self._cockpit
-        acts = {"Burst": cockpit.burst, "Slow jobs": cockpit.slow, "Poison job": cockpit.poison}
+        acts = {"Burst": cockpit.burst, "Slow jobs": cockpit.slow_jobs, "Poison job": cockpit.poison}
         if cockpit.server:
             acts |= {
                 "Crash database": cockpit.crash_database,
@@ -239,7 +239,7 @@ def _jobs(leases, word=""):
 def _log(events):
     """The last events in words, the newest first; their numbers are those of the fault lane."""
     lines = []
-    for at, kind, target in events[-LOG_LINES:][::-1]:
+    for at, kind, target, _ in events[-LOG_LINES:][::-1]:
         mark = style.FAULTS.get(kind)
         lines.append(f"{at:8.1f} s  {mark.text if mark else kind}  {target}")
     body = html.escape("\n".join(lines) or "nothing has happened yet")

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGTERM, Signals
 
@@ -40,10 +40,11 @@ class Process:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a process, when it showed: start, kill, pause, resume, stop, exit, restart, cut."""
+    """What happened to a process, when it showed: start, kill, pause, resume, stop, exit, restart, cut, slow, skew."""
     at: datetime
     kind: str
     target: str
+    until: datetime | None = None  # where it ends by itself
 
 
 class Processes:
@@ -96,8 +97,9 @@ class Processes:
         self.status()
         return sorted(self._events, key=lambda event: event.at)
 
-    def note(self, kind: str, target: str) -> None:
-        self._events.append(Event(datetime.now(UTC), kind, target))
+    def note(self, kind: str, target: str, seconds: float | None = None) -> None:
+        now = datetime.now(UTC)
+        self._events.append(Event(now, kind, target, None if seconds is None else now + timedelta(seconds=seconds)))
 
     def log(self, name: str) -> str:
         """The end of what it wrote, over all its starts."""

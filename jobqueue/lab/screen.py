@@ -18,13 +18,13 @@ from PIL import Image
 
 from jobqueue.lab import labels, style
 from jobqueue.lab.charts import fault, live
+from jobqueue.lab.observe import FAULTS
 
 WINDOW_SECONDS, STEP_SECONDS = 60, 10
 HEIGHT, DPI = 5.4, 96  # inches; the picture has 864 × 518 pixels, always
 GAP_SECONDS = 3.0
 BARS = 1500  # of the lanes; older ones are left out, and a line says so
 _LINES = ("oldest_age_seconds", "ready", "running", "waiting_retry", "dead")
-_FAULT = ("time_seconds", "kind", "target")
 _PANELS = {"age": (3.9, 1.25), "jobs": (2.55, 1.15), "lanes": (1.3, 1.05), "faults": (0.45, 0.7)}  # bottom, height
 
 
@@ -49,12 +49,12 @@ class Screen:
         return round(style.WIDTH * DPI), round(HEIGHT * DPI)
 
     def render(self, samples, attempts, events, now: float) -> bytes:
-        """A PNG of the WINDOW_SECONDS before `now`. `attempts` are dicts, `events` (time, kind, target)."""
+        """A PNG of the WINDOW_SECONDS before `now`. `attempts` are dicts, `events` as an observer's."""
         with self._guard:
             names = _lanes(samples, attempts)
             view = self._view(samples, now, names, len(events))
             if view != self._key:
-                self._draw_ground(view, attempts, pd.DataFrame(events, columns=list(_FAULT)), names, now)
+                self._draw_ground(view, attempts, pd.DataFrame(events, columns=list(FAULTS)), names, now)
             self._canvas.restore_region(self._ground)
             self._draw_bars(attempts, names, now)
             self._draw_lines(samples)

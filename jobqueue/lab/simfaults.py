@@ -142,6 +142,9 @@ class Injector:
         else:
             target.slow_until, target.factor = until, factor
 
+    def skew(self, target, fault: Fault) -> None:
+        """Nothing: nobody here has a clock of their own, and the queue would not read it."""
+
     def down(self, type: str, fault: Fault) -> None:
         self.sim.handlers.down(type, self._end(fault), fault.capacity)
 

@@ -69,6 +69,7 @@ FAULTS = {
     "outage": Mark("⊠", "outage", VERMILLION, (0, (5, 2))),
     "down": Mark("▽", "down", PURPLE, (0, (5, 1, 1, 1))),
     "slow": Mark("◷", "slow", PURPLE, (0, (1, 1))),
+    "skew": Mark("◔", "skew", BLUE, (0, (1, 3))),
     "poison": Mark("☠", "poison", BLACK, (0, (1, 1))),
     "burst": Mark("⇈", "burst", BLUE, (0, (5, 2))),
 }

@@ -5,8 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from jobqueue import Schedules
 from jobqueue.lab import checks
-from jobqueue.lab.history import OK, UNKNOWN, Call, Effect, End, History, Row, Slot
+from jobqueue.lab.history import OK, UNKNOWN, Call, Effect, End, History, Policy, Row, Slot, from_database, merge, slots_expected
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -35,6 +36,13 @@ def done(epoch=1, **told):
     return Row(1, status="done", attempts=epoch, epoch=epoch, finished_epoch=epoch, finished_by="A", **told)
 
 
+def ran(slot, created, id=1, ended=1e6):
+    """A job of a slot; it has ended at an instant, or has not."""
+    finished = None if ended is None else at(ended)
+    return Row(id, status="done", schedule_id="s", slot=at(slot), created_at=at(created), finished_at=finished)
+
+
+SLOT = "s at 2030-01-01T12:01:00Z"
 HONEST = History(
     calls=(
         call("enqueue", 0, key="k", created=True),
@@ -55,6 +63,7 @@ HONEST = History(
     ),
     missed=(Slot("s", at(120), "misfire"),),
     expected=(Slot("s", at(60)), Slot("s", at(120))),
+    policies=(Policy("s", "skip"),),
     settled=True,
 )
 
@@ -93,6 +102,17 @@ BROKEN = {
         )
     ],
     "slot never fired": [(History(expected=(Slot("s", at(60)),)), "s at 2030-01-01T12:01:00Z")],
+    "slot against its policy": [
+        (History(rows=(ran(60, 61),), missed=(Slot("s", at(60), "misfire"),), policies=(Policy("s"),)), SLOT),
+        (History(rows=(ran(60, 200),), policies=(Policy("s", "skip"),)), SLOT),
+        (History(rows=(ran(60, 300), ran(120, 300, 2)), policies=(Policy("s", "last"),)), SLOT),
+        (History(rows=(ran(0, 1),), missed=(Slot("s", at(60), "misfire"),), policies=(Policy("s", "last"),)), SLOT),
+        (History(rows=(ran(120, 121),), missed=(Slot("s", at(60), "misfire"),), policies=(Policy("s", "all"),)), SLOT),
+        (History(rows=(ran(120, 121),), missed=(Slot("s", at(60), "overlap"),), policies=(Policy("s"),)), SLOT),
+        (History(missed=(Slot("s", at(60), "overlap"),), policies=(Policy("s", overlap="skip"),)), SLOT),
+        (History(rows=(ran(0, 1, ended=70), ran(60, 61, 2)), policies=(Policy("s", overlap="skip"),)), SLOT),
+        (History(rows=(ran(0, 1, ended=None), ran(60, 61, 2)), policies=(Policy("s", overlap="skip"),)), SLOT),
+    ],
     "terminal state left": [
         (History((grant(0, 1), applied("complete", 1, 1), grant(2, 2, "B"))), "job 1"),
         (History((grant(0, 1), applied("complete", 1, 1)), (Row(1, status="ready", epoch=1, attempts=1),)), "job 1"),
@@ -237,3 +257,21 @@ def test_the_table_has_a_row_for_each_checker_with_its_promise():
 def test_a_violation_shows_its_evidence():
     [found] = checks.check(History((grant(0, 1), grant(10, 2, "B"), applied("complete", 11, 1))))
     assert (found.detail, len(found.evidence)) == ("complete by epoch 1 was applied after epoch 2 had been granted", 2)
+
+
+def test_the_slots_of_the_real_scheduler_keep_to_their_policies(virtual_conn, clock, virtual_queue):
+    """Ten minutes without a scheduler, then a job that does not end before the next slot."""
+    schedules = Schedules(virtual_conn)
+    policies = [(misfire, overlap) for misfire in ("skip", "last", "all") for overlap in ("allow", "skip")]
+    for misfire, overlap in policies:
+        schedules.put(f"{misfire} {overlap}", "t", "* * * * *", misfire=misfire, overlap=overlap, misfire_grace_seconds=5)
+    beginning = clock.now
+    for seconds in (60, 600, 61, 60):
+        clock.advance(seconds)
+        schedules.tick()
+    slots = [slots_expected(name, "* * * * *", after=beginning, until=clock.now) for name in map(" ".join, policies)]
+    found = merge(from_database(virtual_conn), *slots)
+    assert checks.check(found) == []
+    swapped = [replace(one, misfire="all", overlap="allow") for one in found.policies]
+    told = {one.member.split(" at ")[0] for one in checks.check(replace(found, policies=tuple(swapped)))}
+    assert told == {" ".join(each) for each in policies} - {"all allow"}

@@ -8,12 +8,13 @@ A call whose answer is unknown may have happened or not: it is never the ground 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pandas as pd
 
-from .history import OK, UNKNOWN, Call, History, Row
+from .history import OK, UNKNOWN, Call, History, Policy, Row
 
+LOOK_SECONDS = 15.0  # a scheduler may be frozen between its look and its decision, which is fenced, not timed
 _ENDS = ("complete", "fail", "release")
 _FINISHED = ("done", "failed", "dead", "cancelled")
 
@@ -251,6 +252,57 @@ def slot_never_fired(history: History) -> list[Violation]:
     ]  # fmt: skip
 
 
+def slot_against_policy(history: History) -> list[Violation]:
+    """A slot that was found late, or while the previous job had not ended, runs or is passed over as its policy says."""
+    found = []
+    for policy in history.policies:
+        runs = {row.slot: row for row in history.rows if row.schedule_id == policy.schedule_id and row.slot}
+        missed = {one.slot: one.reason for one in history.missed if one.schedule_id == policy.schedule_id}
+        both = {slot: "it has a job, and is named as missed" for slot in runs.keys() & missed.keys()}
+        told = both | _against_misfire(policy, runs, missed) | _against_overlap(policy, runs, missed)
+        found += [
+            Violation("slot against its policy", _slot(policy.schedule_id, slot), words, (_policy(policy),))
+            for slot, words in sorted(told.items())
+        ]
+    return found
+
+
+def _against_misfire(policy: Policy, runs: dict, missed: dict) -> dict[datetime, str]:
+    """Where the rows prove it; a slot that was decided before its schedule was changed is judged by the new policy."""
+    known, told = sorted(runs.keys() | missed.keys()), {}
+    passed = [slot for slot, reason in missed.items() if reason == "misfire"]
+    late = timedelta(seconds=policy.misfire_grace_seconds + LOOK_SECONDS)
+    for slot, row in runs.items():
+        seen = row.created_at is not None and row.created_at > slot + late
+        newer = [one for one in known if row.created_at and slot < one <= row.created_at - late]
+        if seen and policy.misfire == "skip":
+            told[slot] = f"it was {_seconds(row.created_at - slot)} s late and ran all the same"
+        if seen and policy.misfire == "last" and newer:
+            told[slot] = f"it was {_seconds(row.created_at - slot)} s late and ran, though {newer[-1]:%H:%M:%S} was newer"
+    if policy.misfire == "all" and len(known) <= policy.max_catch_up:
+        told |= dict.fromkeys(passed, "it was passed over, though all are to be caught up")
+    if policy.misfire == "last":
+        told |= {slot: "it was passed over, though it was the newest of those that were late"
+                 for slot in passed if not any(one > slot for one in known)}  # fmt: skip
+    return told
+
+
+def _against_overlap(policy: Policy, runs: dict, missed: dict) -> dict[datetime, str]:
+    passed = [slot for slot, reason in missed.items() if reason == "overlap"]
+    if policy.overlap == "allow":
+        return dict.fromkeys(passed, "it was passed over for an overlap, though these are allowed")
+    told, slots = {}, sorted(runs)
+    for before, slot in zip(slots, slots[1:], strict=False):
+        earlier, row = runs[before], runs[slot]
+        begun = row.created_at and row.created_at + timedelta(seconds=1)  # one statement's look against another's clock
+        if begun and (earlier.finished_at is None or earlier.finished_at > begun):
+            told[slot] = f"it ran before job {earlier.id} of {before:%H:%M:%S} had ended"
+    for slot in passed:
+        if not any(one < slot for one in slots) and not any(one > slot for one in slots):
+            told[slot] = "it was passed over for an overlap with nothing"
+    return told
+
+
 CHECKS: dict[str, Callable[[History], list[Violation]]] = {
     "lost": lost,
     "duplicated effect": duplicated_effect,
@@ -259,6 +311,7 @@ CHECKS: dict[str, Callable[[History], list[Violation]]] = {
     "epoch not increasing": epoch_not_increasing,
     "slot fired twice": slot_fired_twice,
     "slot never fired": slot_never_fired,
+    "slot against its policy": slot_against_policy,
     "terminal state left": terminal_left,
     "attempts over budget": over_budget,
     "resurrected after cancel": resurrected,
@@ -307,3 +360,12 @@ def _job(job_id: int) -> str:
 
 def _slot(schedule_id: str, slot) -> str:
     return f"{schedule_id} at {slot:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _policy(policy: Policy) -> str:
+    late = f"misfire {policy.misfire}, grace {policy.misfire_grace_seconds:g} s"
+    return f"{late}, catch up {policy.max_catch_up}, overlap {policy.overlap}"
+
+
+def _seconds(span: timedelta) -> str:
+    return f"{span.total_seconds():g}"

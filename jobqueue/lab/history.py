@@ -140,6 +140,17 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Policy:
+    """What a schedule does with slots that are found late, and while its previous job has not ended."""
+
+    schedule_id: str
+    misfire: str = "last"
+    misfire_grace_seconds: float = 60
+    max_catch_up: int = 100
+    overlap: str = "allow"
+
+
+@dataclass(frozen=True)
 class History:
     """Everything that is known of a run. settled: it was left to end, so that no job may be on its way any more."""
 
@@ -149,6 +160,7 @@ class History:
     incidents: tuple[Incident, ...] = ()
     missed: tuple[Slot, ...] = ()
     expected: tuple[Slot, ...] = ()
+    policies: tuple[Policy, ...] = ()
     settled: bool = False
 
     def of_job(self, job_id: int) -> tuple[Call, ...]:
@@ -156,7 +168,10 @@ class History:
         return tuple(sorted((call for call in self.calls if call.job_id == job_id), key=_in_order))
 
 
-_PARTS = {"calls": Call, "rows": Row, "effects": Effect, "incidents": Incident, "missed": Slot, "expected": Slot}
+_PARTS = {
+    "calls": Call, "rows": Row, "effects": Effect, "incidents": Incident, "missed": Slot, "expected": Slot,
+    "policies": Policy,
+}  # fmt: skip
 _FAR = datetime.max.replace(tzinfo=UTC)
 
 
@@ -168,8 +183,8 @@ def _in_order(call: Call):
 
 
 def from_database(conn: psycopg.Connection, *, settled: bool = False) -> History:
-    """The rows, live and archived, effects (the lab's own destinations, too), incidents and missed slots of one
-    instant."""
+    """The rows, live and archived, effects (the lab's own destinations, too), incidents, schedules and missed slots of
+    one instant."""
     with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
         conn.execute(SQL.one_instant)
 
@@ -184,6 +199,7 @@ def from_database(conn: psycopg.Connection, *, settled: bool = False) -> History
             effects=tuple(Effect(**row) for row in effects),
             incidents=tuple(Incident(**row) for row in read(SQL.incidents)),
             missed=tuple(Slot(**row) for row in read(SQL.missed_slots)),
+            policies=tuple(Policy(**row) for row in read(SQL.policies)),
             settled=settled,
         )
 
@@ -198,7 +214,7 @@ def merge(*histories: History) -> History:
     """One history of several processes and the database; of a row that was read twice the later reading (argument)
     stays."""
     rows = {row.id: row for history in histories for row in history.rows}
-    joined = {name: _joined(histories, name) for name in ("effects", "incidents", "missed", "expected")}
+    joined = {name: _joined(histories, name) for name in _PARTS if name not in ("calls", "rows")}
     calls = sorted(_joined(histories, "calls"), key=lambda call: (call.client, call.n))
     settled = any(history.settled for history in histories)
     return History(calls=tuple(calls), rows=tuple(rows[id] for id in sorted(rows)), settled=settled, **joined)

@@ -25,5 +25,8 @@ select at, name, type, n from jobqueue.incident order by at, name
 -- name: missed_slots
 select schedule_id, slot, reason from jobqueue.missed_slot order by schedule_id, slot
 
+-- name: policies
+select id as schedule_id, misfire, misfire_grace_seconds, max_catch_up, overlap from jobqueue.schedule order by id
+
 -- name: one_instant
 set transaction isolation level repeatable read

@@ -1,0 +1,230 @@
+"""The decisions of a review, each computed from the runs: what to choose, by which figure, and what shows it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from .. import load, style
+from .. import verdict as verdicts
+from . import evidence
+from .making import parameters
+from .runs import Stored
+
+RULE_PER_SECOND = 500.0  # where no load run is stored: beyond, measure before you decide
+
+d, n = style.duration, style.count
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision. met: whether its target holds (None: there is nothing to hold); figure: the slug of its chart."""
+
+    subject: str
+    choice: str
+    target: str
+    measured: str
+    formula: str
+    met: bool | None
+    figure: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Bearing:
+    """What decides on a broker: the rate that is borne, by what that is known, and the load run's own verdict."""
+
+    per_second: float
+    source: str
+    judged: verdicts.Verdict | None = None
+
+    @property
+    def broker(self) -> bool | None:
+        """None: open."""
+        return self.judged.broker if self.judged else None
+
+
+def decide(found: Mapping[str, Stored], bearing: Bearing) -> list[Decision]:
+    plan = found["plan"]["recommendations"].set_index("parameter")
+    return [
+        _workers(found, plan.loc["workers"]),
+        _lease(found, plan.loc["lease_seconds"]),
+        _heartbeat(found, plan.loc["heartbeat_seconds"]),
+        _poll(found, plan.loc["poll_seconds"]),
+        _backoff(found, plan.loc["backoff"]),
+        _attempts(found, plan.loc["max_attempts"]),
+        _broker(found, bearing),
+    ]
+
+
+def table(decisions: list[Decision]) -> pd.DataFrame:
+    rows = [(x.subject, x.choice, x.target, x.measured, x.formula, verdict(x), x.figure) for x in decisions]
+    return pd.DataFrame(rows, columns=["decision", "choice", "target", "measured", "by formula", "met", "figure"])
+
+
+def verdict(decision: Decision) -> str:
+    return {True: "yes", False: "NO", None: "–"}[decision.met]
+
+
+def summary(decisions: list[Decision]) -> str:
+    """The first sentence of the pack."""
+    held = [x for x in decisions if x.met is not None]
+    missed = [x.subject for x in held if not x.met]
+    choices = ", ".join(f"{x.subject} {x.choice}" for x in decisions[:-1])
+    kept = (
+        f"All {len(held)} targets are met" if not missed
+        else f"{len(held) - len(missed)} of {len(held)} targets are met; NOT MET: {', '.join(missed)}"
+    )  # fmt: skip
+    return f"Recommended: {choices}; {decisions[-1].choice}. {kept}."
+
+
+def needed(found: Mapping[str, Stored]) -> float:
+    """Jobs a second in the busiest minute."""
+    return found["load"].figures["peak_per_second"]
+
+
+def bearing(rate: float, directory: Path | None = None) -> Bearing:
+    """The stored load run that sustains most, judged for the rate that is needed; without one the stated rule."""
+    measured = [replace(load.read(folder), required_rate=rate) for folder in evidence.load_runs(directory)]
+    if not measured:
+        return Bearing(RULE_PER_SECOND, "a rule stated here, not measured on your server")
+    best = max(measured, key=lambda one: one.verdict.sustainable_rate or 0)
+    source = f"load run on {best.facts['server']}, p95 of queue age within {d(best.target_age_seconds)}"
+    return Bearing(best.verdict.sustainable_rate or 0.0, source, best.verdict)
+
+
+# ---- one by one ----------------------------------------------------------------------------------------------------
+
+
+def _workers(found, row) -> Decision:
+    day, plan, curve = found["day"].figures, found["plan"].figures, found["workers"].figures
+    chosen, limit, p99 = curve["workers"], row["limit"], day["p99_age"]
+    met = p99 <= limit
+    asked = (
+        f"The planner's busiest stretch ({n(plan['stretch_jobs'], 'job')} in {d(plan['stretch_seconds'])}) needs "
+        f"{plan['planned_workers']:,}, the whole load by computation {plan['fifo_workers']:,}; the larger is chosen. "
+    )
+    less = (
+        f"One worker less would give {d(curve['p99_one_less'])} over the whole load, by computation"
+        + (" (still within the target: it is the stretch that asks for the last one)"
+           if curve["p99_one_less"] <= limit else "")
+    )  # fmt: skip
+    sentence = (
+        f"Run {n(chosen, 'worker')} (slots). Over the whole load the p99 of queue age is {d(p99)} simulated, "
+        f"{d(curve['p99_computed'])} computed, target {d(limit)}: {'met' if met else 'NOT met'}. {asked}{less}. "
+        f"They are {day['busy']:.0%} busy, and the oldest job ever was {d(day['max_age'])} old: p99 leaves out one "
+        f"hundredth of the time."
+    )
+    return Decision("workers", f"{chosen:,}", f"p99 of queue age ≤ {d(limit)}", d(p99), d(curve["p99_computed"]), met,
+                    "age-by-workers", sentence)  # fmt: skip
+
+
+def _lease(found, row) -> Decision:
+    chosen = parameters(found["plan"])["lease_seconds"]
+    slowest = _slowest(found["lease"], chosen, row["simulated"])
+    kills = found["faults"]["recoveries"].query("fault == 'kill'")["ready_again_seconds"]
+    seen = (
+        f"In the run with faults the kill cost {n(len(kills), 'lease')}, the slowest ready again after {d(kills.max())}"
+        if len(kills)
+        else "In the run with faults the kill met no job"
+    )
+    sentence = (
+        f"Lease {d(chosen)}, {row['because']} The slowest of the killed workers' jobs was ready again after "
+        f"{d(slowest)}; the bound is {row['formula'].split(' = ')[-1]}, {d(row['by_formula'])}. {seen}."
+    )
+    return Decision("lease", d(chosen), f"recovery ≤ {d(row['limit'])}", d(slowest), d(row["by_formula"]),
+                    bool(slowest <= row["limit"]), "lease-length", sentence)  # fmt: skip
+
+
+def _slowest(lease: Stored, chosen: float, planned: float) -> float:
+    own = lease["recoveries"].query("lease_seconds == @chosen")["recovery_seconds"]
+    return float(max([planned, *own]))
+
+
+def _heartbeat(found, row) -> Decision:
+    beat = parameters(found["plan"])["heartbeat_seconds"]
+    freeze = found["lease"].parameters["mean_freeze_seconds"]
+    renewals = found["load"].figures["erlangs"] / beat
+    sentence = (
+        f"Renew every {d(beat)}, a third of the lease: two in a row may be late or lost. For stalls of {d(freeze)} on "
+        f"average the share that loses its lease is {row['simulated']:.2%} simulated, {row['by_formula']:.2g} by "
+        f"formula. With {found['load'].figures['erlangs']:,.3g} jobs at work that is {renewals:,.3g} rows renewed a "
+        f"second, one statement a process."
+    )
+    return Decision("heartbeat", d(beat), f"stalls that lose a lease ≤ {row['limit']:.0%}", f"{row['simulated']:.2%}",
+                    f"{row['by_formula']:.2g}", bool(row["met"]), "lease-length", sentence)  # fmt: skip
+
+
+def _poll(found, row) -> Decision:
+    poll, workers = parameters(found["plan"])["poll_seconds"], found["workers"].figures["workers"]
+    sentence = (
+        f"Poll every {d(poll)}. NOTIFY wakes an idle worker at once; where it does not reach one, a job is begun "
+        f"{d(row['simulated'])} after it is due on average, {d(row['by_formula'])} by formula. Idle, "
+        f"{n(workers, 'worker')} with one slot a process ask {workers / poll:,.3g} times a second; with more slots a "
+        f"process, as many times fewer."
+    )
+    return Decision("poll", d(poll), f"mean pick-up ≤ {d(row['limit'])}", d(row["simulated"]), d(row["by_formula"]),
+                    bool(row["met"]), "pickup", sentence)  # fmt: skip
+
+
+def _backoff(found, row) -> Decision:
+    backoff, plan = parameters(found["plan"])["backoff"], found["plan"].figures
+    scale = found["workers"].figures["workers"] / plan["planned_workers"]  # the herd is as large as the fleet
+    peak, expected = row["simulated"] * scale, row["by_formula"] * scale
+    met = peak <= row["limit"]
+    choice = f"{backoff.shape}, {backoff.jitter} jitter, {d(backoff.base_seconds)} to {d(backoff.ceiling_seconds)}"
+    why = "" if met else (
+        " NOT met: the base is bound to a quarter of the outage, and the load is so slow, or the fleet so large, that "
+        "a herd of all workers outruns it for a moment; the retries still end in time."
+    )  # fmt: skip
+    sentence = (
+        f"Back off {choice}. If all {n(found['workers'].figures['workers'], 'worker')} fail at one instant, their "
+        f"first retries come at {peak:,.3g} a second at most, {expected:,.3g} by formula, where {row['limit']:,.3g} "
+        f"jobs a second arrive in the busiest stretch.{why}"
+    )
+    return Decision("backoff", choice, f"herd's retries/s ≤ {row['limit']:,.3g}", f"{peak:,.3g}/s",
+                    f"{expected:,.3g}/s", bool(met), "retry-herd", sentence)  # fmt: skip
+
+
+def _attempts(found, row) -> Decision:
+    chosen, run = parameters(found["plan"])["max_attempts"], found["retries"]
+    needed_, outage = run["needed"], run.parameters["outage_seconds"]
+    total = int(needed_["jobs"].sum())
+    dead = int(needed_.loc[needed_["attempts"] > chosen, "jobs"].sum())
+    most = int(needed_["attempts"].max())
+    sentence = (
+        f"Allow {chosen} attempts. Of {n(total, 'job')} that fail throughout an outage of {d(outage)}, {n(dead)} would "
+        f"end dead with {chosen}; the worst needed {most}. To the last attempt it is "
+        f"{d(found['plan'].figures['mean_delay_sum_seconds'])} on average, so a job that can never succeed is known "
+        f"as dead only then."
+    )
+    return Decision("attempts", f"{chosen}", f"dead after {d(outage)} of outage: 0", f"{dead} of {total:,}",
+                    f"{row['by_formula']:.2g} of {200}", dead == 0, "outlasted", sentence)  # fmt: skip
+
+
+def _broker(found, bears: Bearing) -> Decision:
+    rate = needed(found)
+    share = f" ({rate / bears.per_second:.2%})" if bears.per_second else ""
+    met = rate <= bears.per_second
+    broker = bears.broker if bears.judged else (False if met else None)
+    choice = {True: "a broker is indicated", False: "no broker", None: "broker or not is open"}[broker]
+    asked = f"The busiest minute brings {rate:,.3g} jobs a second"
+    if bears.judged:
+        room = rate <= verdicts.HEADROOM * bears.per_second
+        why = f"{asked}; {bears.per_second:,.4g} are sustained{share}, measured ({bears.source}): "
+        why += f"within the {verdicts.HEADROOM:.0%} that a plan may use" if room else bears.judged.broker_reason
+    else:
+        why = f"{asked}, {'at most' if met else 'more than'} the {bears.per_second:,.4g} of {bears.source}{share}"
+        why += f". Measure what yours bears: {evidence.COMMANDS['load run']}"
+    return Decision("broker", choice, f"busiest minute ≤ {bears.per_second:,.4g} jobs/s", f"{rate:,.3g} jobs/s", "–",
+                    met, "needed-rate", f"{choice[0].upper()}{choice[1:]}. {why}.")  # fmt: skip
+
+
+def rates(found: Mapping[str, Stored], bears: Bearing) -> pd.DataFrame:
+    """What the chart of the broker shows."""
+    load_ = found["load"].figures
+    mean = load_["jobs"] / max(load_["span_seconds"], 1e-6)
+    rows = [("on average", mean, "needed"), ("in the busiest minute", needed(found), "needed"),
+            ("sustained, measured" if bears.judged else "stated rule, not measured", bears.per_second, "borne")]
+    return pd.DataFrame(rows, columns=["what", "per_second", "kind"])

@@ -1,0 +1,304 @@
+"""The review as blocks: every sentence and every table is computed from the runs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from .. import matrix, style
+from . import decisions, evidence
+from .blocks import Block, Figure, Heading, Listing, Paragraph, Table
+from .decisions import Decision
+from .evidence import Piece
+from .making import parameters
+from .runs import Stored
+
+d, n = style.duration, style.count
+SECONDS_A_DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Review:
+    """All that a document is made of."""
+
+    title: str
+    found: Mapping[str, Stored]
+    decisions: Sequence[Decision]
+    pieces: Sequence[Piece]
+    figures: Sequence[Figure]
+    provenance: dict
+
+    def figure(self, slug: str) -> Figure:
+        return next(one for one in self.figures if one.slug == slug)
+
+    def labelled(self, slug: str) -> str:
+        return self.figure(slug).label
+
+
+def blocks(review: Review) -> list[Block]:
+    """In the order in which they are read."""
+    parts = (_summary, _load, _day, _faults, _choices, _retries, _broker, _states, _evidence, _cost, _limits,
+             _parameters, _provenance)  # fmt: skip
+    return [block for part in parts for block in part(review)]
+
+
+def tables(review: Review) -> dict[str, pd.DataFrame]:
+    """Every table by the name of its file."""
+    return {block.slug: block.frame for block in blocks(review) if isinstance(block, Table)}
+
+
+# ---- decisions -----------------------------------------------------------------------------------------------------
+
+
+def _summary(review: Review) -> list[Block]:
+    frame = decisions.table(list(review.decisions))
+    frame["figure"] = [review.labelled(slug) for slug in frame["figure"]]
+    load = review.found["load"]
+    about = (
+        f"For the load {load.parameters['workload']}. What is measured is simulated: the shipped SQL on a real "
+        f"PostgreSQL {load.postgres}, workers and time virtual, seed {load.seed}; “by formula” stands beside it. The "
+        f"failure matrix and the evidence come from a real clock and real processes."
+    )
+    widths = (0.1, 0.2, 0.22, 0.13, 0.13, 0.08, 0.14)
+    return [
+        Heading("Decisions"),
+        Paragraph(decisions.summary(list(review.decisions)), strong=True),
+        Paragraph(about),
+        Table("Decisions, each with its target, its figure and the chart that shows it", frame, widths, (), "decisions"),
+        *(Paragraph(f"{one.sentence} {review.labelled(one.figure)}.") for one in review.decisions),
+    ]
+
+
+# ---- the load and the day ------------------------------------------------------------------------------------------
+
+
+def _load(review: Review) -> list[Block]:
+    load = review.found["load"].figures
+    left = f" {n(load['left_out'], 'line')} of the file had no work to replay." if load["left_out"] else ""
+    failing = f" {n(load['failed'], 'job')} fail for good, as in the history." if load["failed"] else ""
+    text = (
+        f"{n(load['jobs'], 'job')} in {d(load['span_seconds'])}, {d(load['mean_seconds'])} each on average: "
+        f"{load['erlangs']:,.4g} at work at a time if none ever waited, {load['peak_busy']:,.4g} at most. The busiest "
+        f"minute begins {d(load['peak_at_seconds'])} after the start and brings {load['peak_per_second']:,.3g} jobs a "
+        f"second.{failing}{left}"
+    )
+    frame = review.found["load"]["types"].rename(columns=_spoken)
+    numbers = [name for name in frame.columns if name != "type"]
+    return [Heading("The load"), Paragraph(text), review.figure("arrivals"),
+            Table("The load by type of job; seconds of service", frame, (), numbers, "load-by-type"),
+            review.figure("age-by-workers")]  # fmt: skip
+
+
+def _day(review: Review) -> list[Block]:
+    run, plan = review.found["day"], review.found["plan"]
+    told, limit = run.figures, plan.parameters["p99_age_seconds"]
+    kept = "within" if told["p99_age"] <= limit else "OVER"
+    text = (
+        f"With {n(run.parameters['workers'], 'worker')} the queue age was below {d(told['p99_age'])} for 99 % of the "
+        f"time ({kept} the target of {d(limit)}), below {d(told['p50_age'])} for half of it, and {d(told['max_age'])} "
+        f"at worst. A job waited {d(told['p50_wait'])} in the middle, {d(told['p99_wait'])} at p99. {_ended(told)}"
+    )
+    lease = parameters(plan)["lease_seconds"]
+    parts: list[Block] = [Heading("The whole load as planned"), Paragraph(text)]
+    if run.parameters["lease_seconds"] != lease:
+        parts.append(Paragraph(
+            f"In this run no worker fails, so its lease is set to {d(run.parameters['lease_seconds'])}: the "
+            f"{n(told['renewals'])} renewals of a lease of {d(lease)} would only cost time. The run with faults uses "
+            f"the recommended lease."
+        ))  # fmt: skip
+    frame = run["waits"].rename(columns=_spoken)
+    return [*parts, review.figure("queue-age"), review.figure("counts"), review.figure("running-by-type"),
+            Table("Waits by type in seconds: the last attempt's, from due to begun", frame, (),
+                  [name for name in frame.columns if name != "type"], "waits-by-type")]  # fmt: skip
+
+
+def _ended(told: Mapping) -> str:
+    ends = [f"{n(told[state])} {word}" for state, word in
+            (("done", "done"), ("failed", "failed for good"), ("dead", "dead")) if told[state] or state == "done"]
+    open_ = told["ready"] + told["running"]
+    still = f", {n(open_)} still open at the end" if open_ else ", none open at the end"
+    return f"Of {n(told['jobs'], 'job')} {', '.join(ends)}{still}; {n(told['attempts'], 'attempt')}."
+
+
+# ---- faults and choices --------------------------------------------------------------------------------------------
+
+
+def _faults(review: Review) -> list[Block]:
+    run = review.found["faults"]
+    told = run.figures
+    slots = f" of {told['slots']} slots" if told["slots"] > 1 else ""
+    text = (
+        f"The busiest {n(told['stretch_jobs'], 'job')}, which arrive in {d(told['stretch_seconds'])}, on "
+        f"{n(told['processes'], 'worker')}{slots}, with these faults: {_plan_in_words(run)}. {_ended(told)} "
+        f"{n(told['lease_losses'], 'lease')} lost, {n(told['refused'], 'late write')} of old owners refused; queue age "
+        f"{d(told['max_age'])} at worst. Every job that was enqueued is accounted for."
+    )
+    recoveries = run["recoveries"]
+    by = recoveries.groupby(["fault", "worker"], sort=False).agg(
+        leases=("job_id", "size"), slowest_ready_again=("ready_again_seconds", "max"),
+        slowest_running_again=("running_again_seconds", "max")).reset_index()  # fmt: skip
+    by.columns = ["fault", "worker", "leases lost", "slowest ready again (s)", "slowest running again (s)"]
+    return [
+        Heading("With faults"), Paragraph(text), review.figure("faults"), review.figure("lost-leases"),
+        Table(_recovered(by), by, (), list(by.columns[2:]), "recoveries"),
+        review.figure("attempts"), review.figure("dead-letters"),
+    ]  # fmt: skip
+
+
+def _recovered(by: pd.DataFrame) -> str:
+    if by.empty:
+        return "Recoveries: no fault met a job that was running"
+    return "Recoveries: from the fault until the jobs were ready, and running, again (backoff included in the latter)"
+
+
+def _plan_in_words(run: Stored) -> str:
+    plan = pd.DataFrame(json.loads(run.parameters["faults"]))
+    words = []
+    for (kind, at), part in plan.groupby(["kind", "at"], sort=False):
+        seconds = part["seconds"].iloc[0]
+        whom = ", ".join(part["target"])
+        verb = {"kill": "killed", "pause": "frozen", "outage": "out of reach", "down": "its dependency away"}[kind]
+        lasting = f", back after {d(seconds)}" if kind == "kill" else f" for {d(seconds)}"
+        words.append(f"{whom} {verb} at {d(at)}{lasting}")
+    return "; ".join(words)
+
+
+def _choices(review: Review) -> list[Block]:
+    return [Heading("Lease and polling"), review.figure("lease-length"), review.figure("pickup")]
+
+
+def _retries(review: Review) -> list[Block]:
+    return [Heading("Retries"), review.figure("retry-delays"), review.figure("retry-herd"), review.figure("outlasted")]
+
+
+def _broker(review: Review) -> list[Block]:
+    return [Heading("Broker or not"), Paragraph(review.decisions[-1].sentence), review.figure("needed-rate")]
+
+
+# ---- matrix and evidence -------------------------------------------------------------------------------------------
+
+
+def _states(review: Review) -> list[Block]:
+    entries = review.found["matrix"]["entries"]
+    text = (
+        f"{n(len(entries), 'state')} that support may meet, each observed while a real queue was driven into it on "
+        f"PostgreSQL {review.found['matrix'].postgres}. {matrix.COMPLETE}"
+    )
+    frame = entries.rename(columns={"roll_back": "criterion to roll back"})
+    shown = frame.drop(columns="query")
+    widths = (0.15, 0.3, 0.22, 0.12, 0.21)
+    queries = "\n\n".join(f"-- {row.state}\n{row.query}" for row in entries.itertuples())
+    return [Heading("Failure matrix"), Paragraph(text), review.figure("states"),
+            Table("Failure matrix: what is seen, what may be done, by whom, and when to stop", shown, widths, (),
+                  "failure-matrix"),
+            Paragraph("The queries behind the column “observed”, to be pasted:"), Listing(queries)]  # fmt: skip
+
+
+def _evidence(review: Review) -> list[Block]:
+    held = [piece for piece in review.pieces if piece.was_run]
+    broken = [piece.kind for piece in held if piece.verdict == "BROKEN"]
+    missing = [piece for piece in review.pieces if not piece.was_run]
+    text = f"{len(held)} of {len(review.pieces)} kinds of evidence are there"
+    text += f"; BROKEN: {', '.join(broken)}" if broken else ", none of them broken"
+    text += f"; not run here: {', '.join(piece.kind for piece in missing)}." if missing else "."
+    out: list[Block] = [
+        Heading("Evidence"), Paragraph(text), review.figure("coverage"),
+        Table("Evidence", evidence.table(list(review.pieces)), (0.12, 0.22, 0.09, 0.37, 0.2), (), "evidence"),
+    ]  # fmt: skip
+    if missing:
+        commands = "\n".join(evidence.COMMANDS[piece.kind] for piece in missing)
+        out += [Paragraph("What is missing is made by these commands; the next pack reads what they leave:"),
+                Listing(commands)]  # fmt: skip
+    return out
+
+
+# ---- cost and limits -----------------------------------------------------------------------------------------------
+
+
+def _cost(review: Review) -> list[Block]:
+    load, plan = review.found["load"].figures, parameters(review.found["plan"])
+    weight = review.found["matrix"].figures["bytes_per_job"]
+    a_day = round(load["jobs"] / max(load["span_seconds"], 1) * SECONDS_A_DAY)
+    workers = review.found["workers"].figures["workers"]
+    rows = [(f"{name} rows", f"{size:,} bytes a job", _bytes(size * a_day) + " a day")
+            for name, size in weight.items()]  # fmt: skip
+    rows += [
+        ("idle polling", f"every {d(plan['poll_seconds'])} for each process",
+         f"{workers / plan['poll_seconds']:,.3g} queries a second at one slot a process"),
+        ("renewals", f"every {d(plan['heartbeat_seconds'])} for each job at work",
+         f"{load['erlangs'] / plan['heartbeat_seconds']:,.3g} rows a second"),
+        ("idle workers", f"{review.found['day'].figures['busy']:.0%} busy over the whole load",
+         f"{workers * (1 - review.found['day'].figures['busy']):,.3g} of {workers:,} slots idle on average"),
+    ]  # fmt: skip
+    text = (
+        f"At the rate of this load, {n(a_day, 'job')} a day. Job rows are kept until the janitor archives them, keys "
+        f"until their time has passed; files that jobs publish come on top. The bytes are measured on keyed jobs with a "
+        f"small payload."
+    )
+    frame = pd.DataFrame(rows, columns=["what", "unit cost", "for this load"])
+    return [Heading("Cost"), Paragraph(text), Table("Cost", frame, (0.2, 0.4, 0.4), (), "cost")]
+
+
+def _limits(review: Review) -> list[Block]:
+    plan = review.found["plan"]
+    texts = [
+        "Execution is at least once. An effect is applied once where the destination shares the job's transaction, or "
+        "checks the epoch and a unique effect key; the epoch alone refuses late writes, it does not prevent a second "
+        "execution.",
+        "SKIP LOCKED gives no strict order, nor fairness among consumers. A snapshot that is held degrades every queue "
+        "of this family.",
+        "Virtual time knows no lock waits and no disk: whether the server bears the rate is what a load run says, not "
+        "these simulations. Idle workers of the simulation look at the recommended poll interval; NOTIFY only helps.",
+        f"The load is one sample. The planner looked at its busiest {n(plan.figures['stretch_jobs'], 'job')}; another "
+        f"day can be worse. A history shows what the old system let through: jobs that were never sent because it was "
+        f"slow are missing.",
+        "p99 of queue age leaves out one hundredth of the time: the worst age stands beside it wherever it is named.",
+    ]
+    return [Heading("Limits"), *map(Paragraph, texts)]
+
+
+# ---- parameters and provenance -------------------------------------------------------------------------------------
+
+
+def _parameters(review: Review) -> list[Block]:
+    rows = [(name, key, _shown(value)) for name, run in review.found.items()
+            for key, value in [("seed", run.seed), *sorted(run.parameters.items())]]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["run", "parameter", "value"])
+    plan = pd.DataFrame([(key, _shown(value)) for key, value in review.found["plan"].figures["values"].items()],
+                        columns=["parameter", "value"])  # fmt: skip
+    return [
+        Heading("Parameters"),
+        Table("What the recommendations come to, as arguments", plan, (0.3, 0.7), (), "recommended"),
+        Table("Every parameter of every run; those not named are the defaults", frame, (0.12, 0.24, 0.64), (),
+              "parameters"),
+    ]  # fmt: skip
+
+
+def _provenance(review: Review) -> list[Block]:
+    versions = ", ".join(f"{key} {value}" for key, value in review.provenance["versions"].items() if value)
+    made = sorted({run.revision for run in review.found.values()})
+    text = (
+        f"Runs made by git {', '.join(made)}; this pack by git {review.provenance['revision']}, with {versions}. Stored "
+        f"runs: {review.provenance['set']}; the same runs give the same bytes. The zip holds every figure as svg, png "
+        f"and pdf, its data and every table as csv, and provenance.json with the sha256 of each file."
+    )
+    return [Heading("Provenance"), Paragraph(text)]
+
+
+def _spoken(name: str) -> str:
+    words = str(name).removesuffix("_seconds").replace("_", " ")
+    return f"{words} (s)" if str(name).endswith("_seconds") else words
+
+
+def _shown(value) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _bytes(size: float) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:,.3g} {name}"
+    return f"{size:,.0f} bytes"

@@ -1,0 +1,234 @@
+"""The figures of a review, in the order in which they are read, each drawn from stored frames."""
+
+import json
+from collections.abc import Callable, Mapping
+
+import pandas as pd
+
+from ... import Backoff
+from .. import charts, style
+from . import decisions, pictures
+from .blocks import Figure
+from .making import parameters
+from .runs import Stored
+
+_MAKERS: list[tuple[str, Callable]] = []
+Drawn = tuple[style.Sheet, str, dict[str, pd.DataFrame], dict]
+
+
+def figure(slug: str):
+    """Registers a function that draws the figure `slug`: (sheet, how to read it, frames, parameters)."""
+
+    def register(function):
+        _MAKERS.append((slug, function))
+        return function
+
+    return register
+
+
+def draw(found: Mapping[str, Stored], bears: decisions.Bearing, progress: Callable[[str], None] = str) -> list[Figure]:
+    """All of them, numbered."""
+    out = []
+    for number, (slug, make) in enumerate(_MAKERS, 1):
+        progress(slug)
+        sheet, caption, frames, about = make(found, bears)
+        out.append(Figure(number, slug, sheet, caption, frames, about))
+    return out
+
+
+def slugs() -> list[str]:
+    return [slug for slug, _ in _MAKERS]
+
+
+# ---- the load and the day ------------------------------------------------------------------------------------------
+
+
+@figure("arrivals")
+def _arrivals(found, _) -> Drawn:
+    run, load = found["load"], found["load"].figures
+    about = {"workload": run.parameters["workload"], **run.about}
+    sheet = pictures.arrivals(run["buckets"], workers=_chosen(found)["workers"], jobs=load["jobs"],
+                              erlangs=load["erlangs"], peak_per_second=load["peak_per_second"], **about)  # fmt: skip
+    caption = (
+        "What arrives, in jobs per second, and how many of these jobs would be at work at a time if none ever had to "
+        "wait; dashed: the workers that are recommended. Where the line is above the dashes, jobs must wait."
+    )
+    return sheet, caption, {"arrivals": run["buckets"]}, about
+
+
+@figure("age-by-workers")
+def _age_by_workers(found, _) -> Drawn:
+    run = found["workers"]
+    limit = found["plan"].parameters["p99_age_seconds"]
+    about = {"workload": found["load"].parameters["workload"], **run.about}
+    sheet = pictures.age_by_workers(run["computed"], run["simulated"], chosen=run.figures["workers"],
+                                    limit_seconds=limit, **about)  # fmt: skip
+    caption = (
+        "Queue age in seconds by number of workers, over the whole load. The line is computed, first come first "
+        "served, without database, retries and faults; the marks are the shipped SQL in virtual time."
+    )
+    return sheet, caption, {"computed": run["computed"], "simulated": run["simulated"]}, about
+
+
+@figure("queue-age")
+def _queue_age(found, _) -> Drawn:
+    run, about = found["day"], _day_about(found)
+    caption = "How long the oldest due job has waited, in time units of the axis, with the recommended parameters."
+    return charts.queue_age(run["ages"], **about), caption, {"ages": run["ages"]}, about
+
+
+@figure("counts")
+def _counts(found, _) -> Drawn:
+    run, about = found["day"], _day_about(found)
+    caption = "Jobs by state over the same run. Those that wait for a retry failed once at least."
+    return charts.counts(run["ages"], **about), caption, {"ages": run["ages"]}, about
+
+
+@figure("running-by-type")
+def _running(found, _) -> Drawn:
+    run, about = found["day"], _day_about(found)
+    caption = "Running jobs by type over the same run: which type holds the workers when age rises."
+    return charts.running_by_type(run["running"], **about), caption, {"running": run["running"]}, about
+
+
+# ---- faults --------------------------------------------------------------------------------------------------------
+
+
+@figure("faults")
+def _faults(found, _) -> Drawn:
+    run, about = found["faults"], _fault_about(found)
+    caption = (
+        "The busiest stretch with the recommended parameters and faults: queue age, jobs by state, each worker's "
+        "attempts, and the faults, numbered as in the text."
+    )
+    frames = {"ages": run["ages"], "attempts": run["attempts"], "faults": run["faults"]}
+    return charts.overview(run["ages"], run["attempts"], run["faults"], **about), caption, frames, about
+
+
+@figure("lost-leases")
+def _lost(found, _) -> Drawn:
+    run, about = found["faults"], _fault_about(found)
+    sheet = charts.lease_expirations(run["lost"], run["faults"], until_seconds=run.figures["until_seconds"], **about)
+    caption = "Leases lost per hour in the same run: each is a job whose worker was killed or frozen, or cut off."
+    return sheet, caption, {"lost": run["lost"], "faults": run["faults"]}, about
+
+
+@figure("lease-length")
+def _lease(found, _) -> Drawn:
+    run, told = found["lease"], found["lease"].parameters
+    about = {"lease_chosen": style.duration(run.figures["lease"]), **run.about}
+    sheet = charts.lease_length(run["recoveries"], run["expiries"], reap_seconds=told["reap_seconds"],
+                                mean_freeze_seconds=told["mean_freeze_seconds"], **about)  # fmt: skip
+    caption = (
+        f"What a longer lease costs, the time until a killed worker's job is ready again, and what it buys, fewer "
+        f"leases lost to mere stalls. Chosen: {style.duration(run.figures['lease'])}."
+    )
+    return sheet, caption, {"recoveries": run["recoveries"], "expiries": run["expiries"]}, about
+
+
+# ---- polling and retries -------------------------------------------------------------------------------------------
+
+
+@figure("pickup")
+def _pickup(found, _) -> Drawn:
+    run = found["poll"]
+    limit = found["plan"]["recommendations"].set_index("parameter").loc["poll_seconds", "limit"]
+    sheet = pictures.pickup(run["pickup"], chosen=run.figures["poll"], limit_seconds=limit, **run.about)
+    caption = "What polling alone gives, NOTIFY left out: from due to begun, and how often an idle worker asks for it."
+    return sheet, caption, {"pickup": run["pickup"]}, run.about
+
+
+@figure("retry-delays")
+def _delays(found, _) -> Drawn:
+    run, backoff = found["retries"], _chosen(found)["backoff"]
+    about = {"base_seconds": backoff.base_seconds, "ceiling_seconds": backoff.ceiling_seconds, **run.about}
+    sheet = charts.delay_by_attempt(run["delays"], {"recommended": backoff}, **about)
+    caption = "The recommended backoff: the delay before the next attempt, drawn and in closed form."
+    return sheet, caption, {"delays": run["delays"]}, about
+
+
+@figure("retry-herd")
+def _herd(found, _) -> Drawn:
+    run, backoff = found["retries"], _chosen(found)["backoff"]
+    about = {"jobs": run.parameters["jobs"], "base_seconds": backoff.base_seconds, **run.about}
+    caption = (
+        f"When {run.parameters['jobs']} jobs that failed at one instant come back, by jitter, for a constant base of "
+        f"{style.duration(backoff.base_seconds)}. The index is peak rate × mean delay ÷ jobs: the lower, the flatter."
+    )
+    return charts.retry_herd(run["herd"], **about), caption, {"herd": run["herd"]}, about
+
+
+@figure("outlasted")
+def _outlasted(found, _) -> Drawn:
+    run = found["retries"]
+    sheet = pictures.outlasted(run["needed"], chosen=run.figures["max_attempts"],
+                               outage_seconds=run.parameters["outage_seconds"], **run.about)  # fmt: skip
+    caption = "The share of jobs that an outage turns into dead letters, by the attempts that they are allowed."
+    return sheet, caption, {"needed": run["needed"]}, run.about
+
+
+@figure("attempts")
+def _attempts(found, _) -> Drawn:
+    run, about = found["faults"], _fault_about(found)
+    caption = "How many attempts the jobs of the run with faults took until they ended, and how they ended."
+    return charts.attempts_to_death(run["jobs"], **about), caption, {"jobs": run["jobs"][["status", "attempts"]]}, about
+
+
+@figure("dead-letters")
+def _dead(found, _) -> Drawn:
+    run, about = found["faults"], _fault_about(found)
+    caption = "Dead letters of the run with faults, by type and cause: permanent means that its handler said never."
+    return charts.dead_letters(run["dead"], run["faults"], **about), caption, {"dead": run["dead"]}, about
+
+
+# ---- the broker, the states, the search ----------------------------------------------------------------------------
+
+
+@figure("needed-rate")
+def _needed(found, bears) -> Drawn:
+    rates = decisions.rates(found, bears)
+    about = {"workload": found["load"].parameters["workload"], **found["load"].about}
+    caption = f"What the load asks of the queue and what decides on a broker ({bears.source}), in jobs per second."
+    return pictures.needed_rate(rates, **about), caption, {"rates": rates}, about
+
+
+@figure("states")
+def _states(found, _) -> Drawn:
+    run = found["matrix"]
+    caption = "The states of a job, the verbs between them, and where the evidence for each state is."
+    return charts.states(**run.about), caption, {"states": run["entries"][["state", "query"]]}, run.about
+
+
+@figure("coverage")
+def _coverage(found, _) -> Drawn:
+    run = found["explorer"]
+    caption = "What the exhaustive search covered: every order of the actors' calls up to this depth, on the shipped SQL."
+    return charts.coverage(run["coverage"].assign(seconds=0.0), **run.about), caption, {"coverage": run["coverage"]}, run.about
+
+
+# ---- what they share -----------------------------------------------------------------------------------------------
+
+
+def _chosen(found) -> dict:
+    return parameters(found["plan"])
+
+
+def _day_about(found) -> dict:
+    told = found["day"].parameters
+    about = {"workload": found["load"].parameters["workload"], "workers": told["workers"]}
+    return about | {"lease_seconds": told["lease_seconds"], **found["day"].about}
+
+
+def _fault_about(found) -> dict:
+    run = found["faults"]
+    told, own = run.parameters, run.figures
+    about = {"workload": f"{found['load'].parameters['workload']}, busiest {own['stretch_jobs']:,} jobs"}
+    slots = {"slots_each": own["slots"]} if own["slots"] > 1 else {}
+    return about | {"workers": told["workers"], **slots, "lease_seconds": told["lease_seconds"], **run.about}
+
+
+def shown(value) -> str:
+    """A parameter as a table shows it."""
+    if isinstance(value, Backoff | dict | list):
+        return json.dumps(value, ensure_ascii=False) if not isinstance(value, Backoff) else str(value)
+    return f"{value:,.6g}" if isinstance(value, float) else str(value)

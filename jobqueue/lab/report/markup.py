@@ -1,0 +1,109 @@
+"""Blocks as one HTML file that needs nothing else: inline SVG, inline style, no script, no address of anything."""
+
+import html
+import re
+from collections.abc import Sequence
+from importlib import resources
+from string import Template
+
+import pandas as pd
+
+from .. import export, style
+from .blocks import Block, Figure, Heading, Listing, Paragraph, Table
+
+GENERATOR = "jobqueue.lab.report"
+_FILES = resources.files(__package__)
+
+
+def page(title: str, blocks: Sequence[Block]) -> bytes:
+    """The whole document."""
+    headings = [block.text for block in blocks if isinstance(block, Heading)]
+    contents = "".join(f'<li><a href="#{_anchor(text)}">{_text(text)}</a></li>' for text in headings)
+    known = {block.number for block in blocks if isinstance(block, Figure)}
+    body = "\n".join(_linked(_MAKERS[type(block)](block), known) for block in blocks)
+    template = Template((_FILES / "page.html").read_text(encoding="utf-8"))
+    css = (_FILES / "page.css").read_text(encoding="utf-8")
+    told = {"title": _text(title), "css": css, "contents": contents, "body": body, "generator": GENERATOR}
+    return template.substitute(told).encode()
+
+
+def inline_svg(figure: Figure) -> str:
+    """The figure's SVG to stand inside of HTML: no prolog, no metadata, and ids of its own."""
+    text = export.svg(figure.sheet, figure.caption, {}).decode()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
+    own = f"f{figure.number}-"
+    text = re.sub(r'\bid="', f'id="{own}', text)
+    text = re.sub(r'(href="#|url\(#)', rf"\g<1>{own}", text)
+    return text.replace("<svg ", '<svg aria-hidden="true" ', 1).strip()
+
+
+def _heading(block: Heading) -> str:
+    return f'<h2 id="{_anchor(block.text)}">{_text(block.text)}</h2>'
+
+
+def _paragraph(block: Paragraph) -> str:
+    return f"<p><strong>{_text(block.text)}</strong></p>" if block.strong else f"<p>{_text(block.text)}</p>"
+
+
+def _listing(block: Listing) -> str:
+    return f"<pre>{_text(block.text)}</pre>"
+
+
+def _figure(block: Figure) -> str:
+    said = f"{block.sheet.finding}. {block.caption}"
+    return (
+        f'<figure id="figure-{block.number}"><div role="img" aria-label="{_text(said)}">{inline_svg(block)}</div>'
+        f"<figcaption>{block.label}. {_text(block.caption)}</figcaption></figure>"
+    )
+
+
+def _table(block: Table) -> str:
+    columns = list(block.frame.columns)
+    flush = ["right" if name in block.numbers else "" for name in columns]
+    head = "".join(f"<th{_class(side)}>{_text(name)}</th>" for name, side in zip(columns, flush, strict=True))
+    rows = "\n".join(_row(values, flush) for values in block.frame.itertuples(index=False))
+    widths = "".join(f'<col style="width:{share:.0%}">' for share in block.widths)
+    return (
+        f"<table><caption>{_text(block.caption)}</caption>{widths and f'<colgroup>{widths}</colgroup>'}"
+        f"<thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>"
+    )
+
+
+def _row(values, flush) -> str:
+    cells = (f"<td{_class(side)}>{_text(cell(value))}</td>" for value, side in zip(values, flush, strict=True))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def cell(value) -> str:
+    """A value as a table shows it."""
+    if value is None or (isinstance(value, float) and pd.isna(value)):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) < 1e15):
+        return f"{value:,.0f}"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def _class(side: str) -> str:
+    return f' class="{side}"' if side else ""
+
+
+def _linked(text: str, known: set[int]) -> str:
+    """"Figure 3" leads there, wherever it is named, but not in its own caption or in a picture."""
+    if text.startswith(("<figure", "<h2")):
+        return text
+    return re.sub(r"\bFigure (\d+)\b", lambda m: f'<a href="#figure-{m[1]}">{m[0]}</a>' if int(m[1]) in known else m[0],
+                  text)  # fmt: skip
+
+
+def _anchor(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _text(text: str) -> str:
+    return html.escape(style.name(text, 100_000) if "\n" not in str(text) else str(text))
+
+
+_MAKERS = {Heading: _heading, Paragraph: _paragraph, Listing: _listing, Figure: _figure, Table: _table}

@@ -23,7 +23,54 @@ def parser() -> argparse.ArgumentParser:
     campaign.add_argument("--postgres-prefix", metavar="DIR")
     campaign.add_argument("--quiet", action="store_true")
     campaign.set_defaults(act=_campaign)
+    _add_load(commands)
+    _add_review(commands)
     return own
+
+
+def _add_load(commands) -> None:
+    load = commands.add_parser("load", help="a ramp of real load, and whether a broker is needed")
+    for name, kind, default, text in LOAD:
+        load.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=text)
+    load.add_argument("--rates", type=float, nargs="+", metavar="RATE", help="jobs a second, rising")
+    load.add_argument("--output", metavar="DIR", help="folder for the stored run; must not exist")
+    load.add_argument("--postgres-prefix", metavar="DIR")
+    load.add_argument("--yes", action="store_true", help="JOBQUEUE_DSN's server may be used: no question is asked")
+    load.add_argument("--quiet", action="store_true")
+    load.set_defaults(act=_load)
+
+
+def _add_review(commands) -> None:
+    review = commands.add_parser("review", help="the design review pack: one HTML file, a PDF and a zip")
+    review.add_argument("--out", metavar="DIR", required=True, help="folder of the pack; must be new or empty")
+    review.add_argument("--trace", metavar="FILE", help="your history, .csv or .swf (default: a made-up office hour)")
+    review.add_argument("--title")
+    review.add_argument("--seed", type=int, default=7)
+    review.add_argument("--target", metavar="NAME=SECONDS", action="append", default=[], help="of the planner; may recur")
+    review.add_argument("--runs", metavar="SET", help="a stored set of runs, taken as it is")
+    review.add_argument("--chromium", action="store_true", help="and a PDF printed by Chromium")
+    review.add_argument("--postgres-prefix", metavar="DIR")
+    review.add_argument("--quiet", action="store_true")
+    review.set_defaults(act=_review)
+
+
+LOAD = (
+    ("target_age_seconds", float, 0.5, "the p95 of queue age that is to be kept"),
+    ("required_rate", float, None, "jobs a second that you need: exit 1 where they are not sustained"),
+    ("step_seconds", float, 5.0, None),
+    ("limit_seconds", float, 180.0, "for all steps together"),
+    ("seed", int, 1, None),
+    ("workers", int, 2, None),
+    ("concurrency", int, 4, "slots of a worker"),
+    ("prefetch", int, 200, "a worker's batch: at most so many claimed ahead"),
+    ("wake", str, "notify", "notify or poll"),
+    ("poll_seconds", float, 1.0, None),
+    ("service_seconds", float, 0.0, "how long each handler waits"),
+    ("producers", int, 2, "processes that enqueue"),
+    ("connections", int, 4, "of each of them"),
+    ("enqueue_batch", int, 1, "jobs a transaction of a producer"),
+    ("arrivals", str, "poisson", "poisson or constant"),
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -55,3 +102,40 @@ def _campaign(options) -> int:
     if path:
         path.write_text(report.dumps() + "\n", encoding="utf-8")
     return 0 if report.held else 1
+
+
+def _load(options) -> int:
+    from . import load
+
+    path = Path(options.output) if options.output else None
+    if path and (path.exists() or not os.access(path.parent, os.W_OK)):
+        raise InvalidInput(f"{path} exists, or its folder can't be written to: give a new name")
+    given = {name: getattr(options, name) for name, *_ in LOAD}
+    confirm = True if options.yes else None
+    found = load.run(rates=options.rates, prefix=options.postgres_prefix, confirm=confirm,
+                     progress=not options.quiet, **given)  # fmt: skip
+    print(found.text())
+    if path:
+        found.save(path)
+    return 0 if found.sustained else 1
+
+
+def _review(options) -> int:
+    from . import report
+
+    pack = report.make(
+        options.out, trace=options.trace, title=options.title, seed=options.seed,
+        targets=dict(map(_target, options.target)), stored=options.runs, prefix=options.postgres_prefix,
+        chromium=options.chromium, progress=not options.quiet,
+    )  # fmt: skip
+    print(pack)
+    print("\n".join(f"{path.name}  {path.stat().st_size:,} bytes" for path in pack.files))
+    return 0 if pack.held else 1
+
+
+def _target(text: str) -> tuple[str, float]:
+    name, _, seconds = text.partition("=")
+    try:
+        return name, float(seconds)
+    except ValueError:
+        raise InvalidInput(f"--target is NAME=SECONDS, not {text!r}") from None

@@ -37,6 +37,7 @@ class Claim:
     empty: Empty | None = None
     next_run_at: datetime | None = None
     asked_at: datetime | None = None  # the database's time of an empty answer
+    last: tuple[datetime, int] | None = None  # (run_at, id) of the last lease: where the next claim may begin
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self.leases)

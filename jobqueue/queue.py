@@ -100,27 +100,34 @@ class Queue:
         self, owner: str, *, limit: int = 1, lease_seconds: float = 30, types: Sequence[str] | None = None
     ) -> Claim:
         """Up to `limit` due jobs under a lease, oldest first (types=None: of any type); committed when this returns."""
-        asked = {"owner": limits.owner(owner), "limit": limits.batch(limit), "slots": limit}
-        asked["types"] = limits.types(types)
+        owner, limit, types = limits.owner(owner), limits.batch(limit), limits.types(types)
         lease_seconds = limits.lease_seconds(lease_seconds)
         with translated(self.conn), self._own_transaction("claim"):
-            if asked["types"] is None:
-                asked["types"] = [row[0] for row in self._rows(SQL.ready_types, {})]
-            rows = self._rows(SQL.claim, asked | {"leases": [lease_seconds] * len(asked["types"])})
-            return _claim(rows) if rows else self._why_empty(asked["types"])
+            if types is None:
+                types = [row[0] for row in self._rows(SQL.ready_types, {})]
+            rows = self._rows(SQL.claim, claim_arguments(owner, dict.fromkeys(types, lease_seconds), limit))
+            return _claim(rows) if rows else self._why_empty(types)
 
     def exchange(
-        self, finished: Sequence[Lease], owner: str, *, leases: dict[str, float], slots: int, ahead: int = 0
+        self,
+        finished: Sequence[Lease],
+        owner: str,
+        *,
+        leases: dict[str, float],
+        slots: int,
+        ahead: int = 0,
+        after: tuple[datetime, int] | None = None,
     ) -> tuple[list[Outcome], Claim]:
         """What a worker's round needs, in one transaction and one round trip: complete what finished, claim what is
         free.
 
         leases: lease seconds by type to claim. slots jobs are for free slots; `ahead` more are for later: these are
         never a last attempt, nor a job that has lost a lease, because a crash of this process takes all that it holds
-        with it. Outcomes are those of complete_many; the claim is empty without a reason (ask `why_empty`).
+        with it. after: the `last` of an earlier claim, where this one begins (None: at the oldest due job); what became
+        due before it later on is not seen. Outcomes are those of complete_many; the claim is empty without a reason (ask `why_empty`).
         """
         limit = limits.integer(slots + ahead, "slots and ahead together", 0, limits.BATCH)
-        asked = {"owner": owner, "limit": limit, "slots": slots, "types": list(leases), "leases": list(leases.values())}
+        asked = claim_arguments(owner, leases, slots, ahead, after)
         with translated(self.conn), self._own_transaction("claim"):
             if not finished:
                 return [], _claim(self._rows(SQL.claim, asked))
@@ -391,9 +398,17 @@ class Queue:
         return self._rows(statement, asked)[0][0]
 
 
+def claim_arguments(owner: str, leases: dict[str, float], slots: int, ahead: int = 0, after=None) -> dict[str, Any]:
+    """What the statement `claim` takes; as `exchange`, unchecked."""
+    after_at, after_id = after or ("-infinity", 0)
+    asked = {"owner": owner, "types": list(leases), "leases": list(leases.values())}
+    return asked | {"limit": slots + ahead, "slots": slots, "after_at": after_at, "after_id": after_id}
+
+
 def _claim(rows) -> Claim:
     """UPDATE … RETURNING keeps no order, so it is made here."""
-    return Claim(tuple(_lease(row) for row in sorted(rows, key=lambda row: (row[9], row[0]))))
+    rows = sorted(rows, key=lambda row: (row[9], row[0]))
+    return Claim(tuple(_lease(row) for row in rows), last=(rows[-1][9], rows[-1][0]) if rows else None)
 
 
 def _identity(lease: Lease) -> tuple:

@@ -16,6 +16,8 @@ from .sql import SQL
 AHEAD_SECONDS = 0.05  # prefetch no more than the slots are expected to begin within this time
 GIVE_BACK_SECONDS = 1.0  # a prefetched job that has waited so long is released for other workers
 LISTEN_AGAIN_SECONDS = 30
+FROM_THE_START_SECONDS = 0.5  # claims begin where the last one ended; what came due before that waits so long at most
+SCAN_SHARE = 20  # … or so many times what the last claim from the start took: a long dead prefix is not walked all day
 AGAIN_SECONDS = 0.1  # between completions of a row that somebody's transaction holds
 IDLE_SECONDS = 60.0  # without anything due, a look at itself every minute
 RECOVERIES = 3  # a second apart: at the first look the commit of a lost claim may still be under way
@@ -32,6 +34,8 @@ class Rounds:
         self._recoveries = 0  # looks left for a claim whose reply was lost
         self._pause = Pause()
         self._idle = False
+        self._after: tuple | None = None  # (run_at, id) where the last claim ended
+        self._from_the_start_at = 0.0  # when a claim must begin at the oldest due job again
         self._retry_at = self._recover_at = self._claim_at = self._claimed_at = self._listening_until = 0.0
         self._locked_in_a_row = self._nudges = 0
 
@@ -94,8 +98,9 @@ class Rounds:
         sent = 0.0
         try:
             queue, sent = self.session.queue, time.monotonic()
-            leases, owner = [held.lease for held in finished], self._worker.owner
-            outcomes, claim = queue.exchange(leases, owner, leases=self._leases, slots=slots, ahead=ahead)
+            leases, after = [held.lease for held in finished], self._after if sent < self._from_the_start_at else None
+            options = {"leases": self._leases, "slots": slots, "ahead": ahead, "after": after}
+            outcomes, claim = queue.exchange(leases, self._worker.owner, **options)
             self._shift.take([Held(lease, self._worker.handlers[lease.type], sent) for lease in claim])
             for held, outcome in zip(finished, outcomes, strict=True):
                 self._answered(held, outcome)
@@ -105,8 +110,17 @@ class Rounds:
             self._cut_off(claiming=bool(sent and slots + ahead and not refused))
             raise
         if slots + ahead:
-            self._claimed(queue, len(claim))
+            self._mark(claim, len(claim) < slots + ahead, after, sent)
+            if claim or after is None:
+                self._claimed(queue, len(claim))
         return len(claim)
+
+    def _mark(self, claim: Claim, is_short: bool, after: tuple | None, sent: float) -> None:
+        """Where the next claim begins: after this one, or after a short one at the oldest due job, which tells all."""
+        self._after = None if is_short else claim.last
+        if after is None:
+            now = time.monotonic()
+            self._from_the_start_at = now + max(FROM_THE_START_SECONDS, SCAN_SHARE * (now - sent))
 
     def _finished_now(self, now: float) -> list[Held]:
         finished, again = self._shift.finished, self._locked_rows

@@ -146,3 +146,32 @@ def test_a_round_that_the_database_refuses_has_done_neither_half(dsn, conn, queu
             Queue(read_only).exchange(leases, "A", leases={"mail": 30}, slots=1)
     statuses = conn.execute("select status from jobqueue.job order by id").fetchall()
     assert (statuses, queue.reconcile(leases[0])) == ([("running",), ("ready",)], Outcome.HELD)
+
+
+# ---- the watermark: a claim that begins where the last one ended -----------------------------------------------------
+
+
+def test_a_claim_names_its_last_job_and_the_next_one_begins_after_it(queue):
+    ids = fill(queue, 5, 5, 5, 5)
+    _, first = queue.exchange([], "A", leases={"mail": 30}, slots=2)
+    assert first.last == (queue.get(ids[1]).run_at, ids[1])
+    _, next_ = queue.exchange([], "A", leases={"mail": 30}, slots=9, after=first.last)
+    assert ([lease.id for lease in next_], next_.last[1]) == (ids[2:], ids[3])
+
+
+def test_what_came_due_before_the_mark_is_left_for_a_claim_from_the_start(queue, conn):
+    ids = fill(queue, 5, 5)
+    _, first = queue.exchange([], "A", leases={"mail": 30}, slots=1)
+    conn.execute("update jobqueue.job set run_at = run_at - interval '1 hour' where id = %s", (ids[1],))
+    _, later = queue.exchange([], "A", leases={"mail": 30}, slots=1, after=first.last)
+    assert (len(later), later.last, claimed(queue, 1)) == (0, None, [ids[1]])
+
+
+def test_with_several_types_the_mark_is_one_for_all(queue):
+    ids = [queue.enqueue(type).id for type in ("mail", "post", "mail", "post")]
+    leases, after, order = {"mail": 30, "post": 30}, None, []
+    for _ in ids:
+        _, claim = queue.exchange([], "A", leases=leases, slots=1, after=after)
+        order += [lease.id for lease in claim]
+        after = claim.last
+    assert order == ids

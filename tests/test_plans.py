@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from emptied import emptied
 
-from jobqueue import Empty, Queue
+from jobqueue import Backoff, Empty, Queue
 from jobqueue.lab import database
 
 CROWD = """
@@ -158,10 +158,16 @@ def test_a_claim_of_200_costs_no_more_than_twenty_claims_of_ten(crowded):
     assert crowded.pages() < 20 * PAGES
 
 
+def test_a_reaper_pass_over_many_ended_leases_looks_each_up_once(crowded):
+    leases = crowded.queue.claim("A", limit=300, lease_seconds=0.001, types=["mail"])
+    reaped, _ = crowded.watch(lambda queue: queue.reap(limit=300, backoff=Backoff("constant", 9999, jitter="none")))
+    assert (len(reaped), crowded.pages() < 300 * 40) == (len(leases), True), crowded.pages()
+
+
 @pytest.mark.parametrize(
     "act, pages",
     [
-        (lambda queue, leases: queue.heartbeat_many(leases), 100 * 30),
+        (lambda queue, leases: queue.heartbeat_many(leases), 100 * 20),
         (lambda queue, leases: queue.heartbeat(leases[0]), 30),
         (lambda queue, leases: queue.complete_many(leases[:50]), 50 * 40),
         (lambda queue, leases: queue.complete(leases[50]), 40),

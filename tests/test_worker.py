@@ -496,6 +496,24 @@ def test_one_poison_job_in_a_batch_kills_no_job_that_had_not_started(dsn, queue,
     assert max(job.lease_losses for job in jobs) <= 1
 
 
+def test_a_job_that_comes_due_behind_the_others_does_not_wait_for_their_end(dsn, queue, conn):
+    """Claims begin where the last one ended: a late commit or an early run_at is found by the next one from the start."""
+    ran, late = [], threading.Event()
+
+    def handler(lease, context):
+        ran.append(lease.id)
+        late.wait(0.001)
+
+    queue.enqueue_many([{"type": "job"}] * 8_000)
+    with working(dsn, {"job": handler}, concurrency=2):
+        wait_until(lambda: len(ran) > 500)
+        [behind] = conn.execute(
+            "insert into jobqueue.job (type, run_at) values ('job', jobqueue.now() - interval '1 hour') returning id"
+        ).fetchone()
+        wait_until(lambda: behind in ran)
+        assert len(ran) < 8_000
+
+
 def test_slow_and_failing_jobs_delay_no_completion_of_others(dsn, queue, conn, monkeypatch):
     """A result waits for the exchange that is under way when its handler returns, and for nothing else."""
     returned, exchanges, rng = {}, [], random.Random(7)

@@ -23,7 +23,7 @@ from ..backoff import Backoff
 from ..errors import InfrastructureError, JobQueueError
 from ..model import Enqueued
 from ..outcome import AGAIN, Outcome, Sight, decide
-from ..queue import Queue
+from ..queue import Queue, claim_arguments
 from ..schedules import Schedules, Ticked, _plan
 from ..sql import SQL as QUEUE
 from ..sql import statements, text
@@ -197,14 +197,14 @@ def _play(name: str, places: Places) -> Catch | None:
 
 def _plan_of_claim(places: Places) -> Catch | None:
     """The clock has to be a bound of the index, or a claim walks the whole future."""
-    asked = {"owner": "A", "types": ["mail"], "leases": [60], "limit": 10, "slots": 10}
+    asked = claim_arguments("A", {"mail": 60}, 10)
     with psycopg.connect(places.real, autocommit=True) as conn, ExitStack() as stack:
         if VOLATILE.is_applied:
             conn.execute(SQL.volatile_clock)
             stack.callback(conn.execute, SQL.stable_clock)
         conn.execute(SQL.by_index)
         [plan] = conn.execute(" ".join([SQL.explain, QUEUE.claim]), asked).fetchone()
-    bounds = [node["Index Cond"] for node in _nodes(plan[0]["Plan"]) if "run_at" in node.get("Index Cond", "")]
+    bounds = [node["Index Cond"] for node in _nodes(plan[0]["Plan"]) if "run_at <=" in node.get("Index Cond", "")]
     return None if bounds else Catch("a claim finds due jobs by an index bound", 1, "plans", 1, plan)
 
 

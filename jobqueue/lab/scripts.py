@@ -3,7 +3,7 @@
 import time
 
 from ..model import Claim
-from ..queue import Queue
+from ..queue import Queue, claim_arguments
 from ..schedules import Schedules
 from ..sql import SQL as QUEUE
 from .sessions import SQL, Script, Step
@@ -58,7 +58,7 @@ def _nothing(queue: Queue, notes: dict) -> None:
 
 def _claim_statement(queue: Queue, notes: dict) -> list:
     """The claim's own statement in an open transaction: `Queue.claim` refuses to join one."""
-    asked = {"owner": "A", "types": ["mail"], "leases": [60], "limit": 1, "slots": 1}
+    asked = claim_arguments("A", {"mail": 60}, 1)
     return [f"job {row[0]}, epoch {row[4]}" for row in queue.conn.execute(QUEUE.claim, asked).fetchall()]
 
 

@@ -96,7 +96,7 @@ def _day(review: Review) -> list[Block]:
     kept = "within" if told["p99_age"] <= limit else "OVER"
     text = (
         f"With {n(run.parameters['workers'], 'worker')} the queue age was below {d(told['p99_age'])} for 99 % of the "
-        f"time ({kept} the target of {d(limit)}), below {d(told['p50_age'])} for half of it, and {d(told['max_age'])} "
+        f"time ({kept} the target of {d(limit)}), at most {d(told['p50_age'])} for half of it, and {d(told['max_age'])} "
         f"at worst. A job waited {d(told['p50_wait'])} in the middle, {d(told['p99_wait'])} at p99. {_ended(told)}"
     )
     lease = parameters(plan)["lease_seconds"]
@@ -132,7 +132,7 @@ def _faults(review: Review) -> list[Block]:
         f"The busiest {n(told['stretch_jobs'], 'job')}, which arrive in {d(told['stretch_seconds'])}, on "
         f"{n(told['processes'], 'worker')}{slots}, with these faults: {_plan_in_words(run)}. {_ended(told)} "
         f"{n(told['lease_losses'], 'lease')} lost, {n(told['refused'], 'late write')} of old owners refused; queue age "
-        f"{d(told['max_age'])} at worst. Every job that was enqueued is accounted for."
+        f"{d(told['max_age'])} at worst. {_accounted(told)}"
     )
     recoveries = run["recoveries"]
     by = recoveries.groupby(["fault", "worker"], sort=False).agg(
@@ -144,6 +144,11 @@ def _faults(review: Review) -> list[Block]:
         Table(_recovered(by), by, (), list(by.columns[2:]), "recoveries"),
         review.figure("attempts"), review.figure("dead-letters"),
     ]  # fmt: skip
+
+
+def _accounted(told: Mapping) -> str:
+    missing = told["jobs"] - sum(told[state] for state in ("done", "failed", "dead", "ready", "running"))
+    return f"{n(missing, 'job')} UNACCOUNTED FOR." if missing else "Every job that was enqueued is accounted for."
 
 
 def _recovered(by: pd.DataFrame) -> str:
@@ -192,7 +197,7 @@ def _states(review: Review) -> list[Block]:
     return [Heading("Failure matrix"), Paragraph(text), review.figure("states"),
             Table("Failure matrix: what is seen, what may be done, by whom, and when to stop", shown, widths, (),
                   "failure-matrix"),
-            Paragraph("The queries behind the column “observed”, to be pasted:"), Listing(queries)]  # fmt: skip
+            Paragraph("The queries behind the column “observed”, to be pasted with the id in question:"), Listing(queries)]  # fmt: skip
 
 
 def _evidence(review: Review) -> list[Block]:
@@ -263,7 +268,7 @@ def _limits(review: Review) -> list[Block]:
 
 def _parameters(review: Review) -> list[Block]:
     rows = [(name, key, _shown(value)) for name, run in review.found.items()
-            for key, value in [("seed", run.seed), *sorted(run.parameters.items())]]  # fmt: skip
+            for key, value in [("seed", run.seed), *sorted(run.parameters.items())] if value is not None]  # fmt: skip
     frame = pd.DataFrame(rows, columns=["run", "parameter", "value"])
     plan = pd.DataFrame([(key, _shown(value)) for key, value in review.found["plan"].figures["values"].items()],
                         columns=["parameter", "value"])  # fmt: skip
@@ -294,6 +299,8 @@ def _spoken(name: str) -> str:
 def _shown(value) -> str:
     if isinstance(value, str):
         return value
+    if isinstance(value, float):
+        return f"{value:.10g}"
     return json.dumps(value, ensure_ascii=False)
 
 

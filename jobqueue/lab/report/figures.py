@@ -1,11 +1,9 @@
 """The figures of a review, in the order in which they are read, each drawn from stored frames."""
 
-import json
 from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from ... import Backoff
 from .. import charts, style
 from . import decisions, pictures
 from .blocks import Figure
@@ -64,7 +62,7 @@ def _age_by_workers(found, _) -> Drawn:
     sheet = pictures.age_by_workers(run["computed"], run["simulated"], chosen=run.figures["workers"],
                                     limit_seconds=limit, **about)  # fmt: skip
     caption = (
-        "Queue age in seconds by number of workers, over the whole load. The line is computed, first come first "
+        "Queue age by number of workers, over the whole load. The line is computed, first come first "
         "served, without database, retries and faults; the marks are the shipped SQL in virtual time."
     )
     return sheet, caption, {"computed": run["computed"], "simulated": run["simulated"]}, about
@@ -73,14 +71,17 @@ def _age_by_workers(found, _) -> Drawn:
 @figure("queue-age")
 def _queue_age(found, _) -> Drawn:
     run, about = found["day"], _day_about(found)
-    caption = "How long the oldest due job has waited, in time units of the axis, with the recommended parameters."
+    caption = "How long the oldest due job had waited, over the whole load, with the recommended parameters."
     return charts.queue_age(run["ages"], **about), caption, {"ages": run["ages"]}, about
 
 
 @figure("counts")
 def _counts(found, _) -> Drawn:
     run, about = found["day"], _day_about(found)
-    caption = "Jobs by state over the same run. Those that wait for a retry failed once at least."
+    caption = (
+        "Jobs by state over the same run. Dead counts all dead letters: those that exhausted their attempts and those "
+        "whose handler said never."
+    )
     return charts.counts(run["ages"], **about), caption, {"ages": run["ages"]}, about
 
 
@@ -99,7 +100,7 @@ def _faults(found, _) -> Drawn:
     run, about = found["faults"], _fault_about(found)
     caption = (
         "The busiest stretch with the recommended parameters and faults: queue age, jobs by state, each worker's "
-        "attempts, and the faults, numbered as in the text."
+        "attempts, and the faults in the order of the text. Dead counts all dead letters."
     )
     frames = {"ages": run["ages"], "attempts": run["attempts"], "faults": run["faults"]}
     return charts.overview(run["ages"], run["attempts"], run["faults"], **about), caption, frames, about
@@ -108,9 +109,23 @@ def _faults(found, _) -> Drawn:
 @figure("lost-leases")
 def _lost(found, _) -> Drawn:
     run, about = found["faults"], _fault_about(found)
-    sheet = charts.lease_expirations(run["lost"], run["faults"], until_seconds=run.figures["until_seconds"], **about)
+    sheet = charts.lease_expirations(run["lost"], run["faults"], until_seconds=run.figures["span_seconds"], **about)
     caption = "Leases lost per hour in the same run: each is a job whose worker was killed or frozen, or cut off."
     return sheet, caption, {"lost": run["lost"], "faults": run["faults"]}, about
+
+
+@figure("attempts")
+def _attempts(found, _) -> Drawn:
+    run, about = found["faults"], _fault_about(found)
+    caption = "How many attempts the jobs of the run with faults took until they ended, and how they ended."
+    return charts.attempts_to_death(run["jobs"], **about), caption, {"jobs": run["jobs"][["status", "attempts"]]}, about
+
+
+@figure("dead-letters")
+def _dead(found, _) -> Drawn:
+    run, about = found["faults"], _fault_about(found)
+    caption = "Dead letters of the run with faults, by type and cause: permanent means that its handler said never."
+    return charts.dead_letters(run["dead"], run["faults"], **about), caption, {"dead": run["dead"]}, about
 
 
 @figure("lease-length")
@@ -167,20 +182,6 @@ def _outlasted(found, _) -> Drawn:
     return sheet, caption, {"needed": run["needed"]}, run.about
 
 
-@figure("attempts")
-def _attempts(found, _) -> Drawn:
-    run, about = found["faults"], _fault_about(found)
-    caption = "How many attempts the jobs of the run with faults took until they ended, and how they ended."
-    return charts.attempts_to_death(run["jobs"], **about), caption, {"jobs": run["jobs"][["status", "attempts"]]}, about
-
-
-@figure("dead-letters")
-def _dead(found, _) -> Drawn:
-    run, about = found["faults"], _fault_about(found)
-    caption = "Dead letters of the run with faults, by type and cause: permanent means that its handler said never."
-    return charts.dead_letters(run["dead"], run["faults"], **about), caption, {"dead": run["dead"]}, about
-
-
 # ---- the broker, the states, the search ----------------------------------------------------------------------------
 
 
@@ -225,10 +226,3 @@ def _fault_about(found) -> dict:
     about = {"workload": f"{found['load'].parameters['workload']}, busiest {own['stretch_jobs']:,} jobs"}
     slots = {"slots_each": own["slots"]} if own["slots"] > 1 else {}
     return about | {"workers": told["workers"], **slots, "lease_seconds": told["lease_seconds"], **run.about}
-
-
-def shown(value) -> str:
-    """A parameter as a table shows it."""
-    if isinstance(value, Backoff | dict | list):
-        return json.dumps(value, ensure_ascii=False) if not isinstance(value, Backoff) else str(value)
-    return f"{value:,.6g}" if isinstance(value, float) else str(value)

@@ -103,9 +103,9 @@ class Bench:
         common = {"seed": self.inputs.seed, "dsn": self.dsn, "progress": self.progress}
         return sim.run(work, **common | given)
 
-    def stored(self, parameters: dict, figures: dict, frames: dict[str, pd.DataFrame]) -> Stored:
+    def stored(self, parameters: dict, figures: dict, frames: dict[str, pd.DataFrame], *, seeded=True) -> Stored:
         told = {name: value for name, value in parameters.items() if name != "seed"}
-        return Stored("", self.inputs.seed, told, figures, frames)
+        return Stored("", self.inputs.seed if seeded else None, told, figures, frames)
 
     @property
     def plan(self) -> dict:
@@ -271,11 +271,13 @@ def _faults(bench: Bench) -> Stored:
     slots = -(-given["workers"] // PROCESSES)
     processes = max(2, -(-given["workers"] // slots))
     plan = fault_plan(work, processes, slots, given, bench.inputs.targets)
-    until = max(max(f.until_seconds or f.at for f in plan), span) + 3 * given["backoff"].ceiling_seconds + 60
-    given |= {"workers": processes, "concurrency": slots}
-    run = bench.simulate(work, **given, faults=plan, until_seconds=until)
+    given |= {"workers": processes, "concurrency": slots, "faults": plan}
+    if work.service_seconds.max() > span:  # else it ends with its jobs
+        until = max(max(f.until_seconds or f.at for f in plan), span)
+        given["until_seconds"] = round(until + 3 * given["backoff"].ceiling_seconds + 60)
+    run = bench.simulate(work, **given)
     lost = run.attempts[run.attempts["outcome"] == "lost"]
-    figures = {**_ended(run), **_ages(run), "processes": processes, "slots": slots, "until_seconds": until,
+    figures = {**_ended(run), **_ages(run), "processes": processes, "slots": slots, "span_seconds": run.span_seconds,
                "stretch_seconds": span, "stretch_jobs": len(work)}  # fmt: skip
     frames = {
         "ages": run.ages, "jobs": run.jobs, "attempts": run.attempts, "refused": run.refused,
@@ -294,13 +296,14 @@ def fault_plan(work: Workload, processes: int, slots: int, plan: dict, targets: 
     full = fifo.fullest(work, processes * slots) + 2 * plan["poll_seconds"]  # idle workers have looked by then
     commonest = pd.Series(work.type).value_counts(sort=False).sort_values(ascending=False, kind="stable").index[0]
     outage = targets.outage_seconds
+    full, span = round(full, 3), round(span, 3)
     lost = max(1, min(HOST, processes - 1))
     away = min(max(full + 10 * lease, 0.55 * span), full + 0.6 * span)
     return [
         *(faults.kill(worker, at=full, seconds=120) for worker in range(lost)),
         faults.freeze(processes - 1, at=full + 1, seconds=2.5 * lease),
-        faults.outage(at=away, seconds=60),
-        faults.down(str(commonest), at=max(0.1 * span, min(full, span) - 1.5 * outage), seconds=outage),
+        faults.outage(at=round(away, 3), seconds=60),
+        faults.down(str(commonest), at=round(max(0.1 * span, full - 1.5 * outage), 3), seconds=outage),
     ]
 
 
@@ -356,13 +359,14 @@ def _retries(bench: Bench) -> Stored:
 
 def _matrix(bench: Bench) -> Stored:
     found = matrix.run(bench.prefix)
-    return bench.stored({"project": found.project}, {"bytes_per_job": found.bytes_per_job}, {"entries": found.frame()})
+    return bench.stored({"project": found.project}, {"bytes_per_job": found.bytes_per_job}, {"entries": found.frame()},
+                        seeded=False)  # fmt: skip
 
 
 def _explorer(bench: Bench) -> Stored:
     found = explorer.frame(explorer.explore_all(SEARCHED, dsn=bench.dsn, processes=1))
     return bench.stored({"depths": ", ".join(f"{one.name}: {depth}" for one, depth in SEARCHED)}, {},
-                        {"coverage": found.drop(columns="seconds")})  # fmt: skip
+                        {"coverage": found.drop(columns="seconds")}, seeded=False)  # fmt: skip
 
 
 STEPS = tuple(

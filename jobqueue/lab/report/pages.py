@@ -1,4 +1,4 @@
-"""Blocks as pages of a PDF, drawn by matplotlib alone: A4 across, text and tables wrapped, one figure a page."""
+"""Blocks as pages of a PDF, drawn by matplotlib alone: A4 across; text and tables first, then the figures, one a page."""
 
 import io
 import math
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 from .. import labels, style
@@ -28,8 +29,11 @@ def render(title: str, blocks: Sequence[Block]) -> bytes:
         paper = _Paper(pdf, title)
         paper.heading(title, HEAD + 5)
         for block in blocks:
-            _PRINTED[type(block)](paper, block)
+            if not isinstance(block, Figure):
+                _PRINTED[type(block)](paper, block)
         paper.turn()
+        for figure in sorted((block for block in blocks if isinstance(block, Figure)), key=lambda one: one.number):
+            paper.insert(figure.sheet, figure.label, figure.caption)
     return out.getvalue()
 
 
@@ -94,9 +98,10 @@ class _Paper:
             self.write(line, 0, size, **looks)
             self.down(size * LEADING)
 
-    def rule(self, colour: str = "#999999") -> None:
-        y = self.left / HEIGHT
-        self.canvas.add_artist(_line([MARGIN / WIDTH, 1 - MARGIN / WIDTH], [y, y], colour))
+    def rule(self, points: float) -> None:
+        """As long as so many points."""
+        y, left = self.left / HEIGHT, MARGIN / WIDTH
+        self.canvas.add_artist(Line2D([left, left + points / 72 / WIDTH], [y, y], color="#999999", lw=0.5))
 
     def _numbered(self, canvas, width: float, height: float):
         self._number += 1
@@ -104,12 +109,6 @@ class _Paper:
         canvas.text(MARGIN / width, 0.35 / height, labels.cut(self._title, SMALL, ROOM - 60), **foot)
         canvas.text(1 - MARGIN / width, 0.35 / height, f"{self._number}", ha="right", **foot)
         return canvas
-
-
-def _line(xs, ys, colour):
-    from matplotlib.lines import Line2D
-
-    return Line2D(xs, ys, color=colour, lw=0.5)
 
 
 def _heading(paper: _Paper, block: Heading) -> None:
@@ -134,10 +133,6 @@ def _indented(line: str) -> Iterator[str]:
         yield " " * indent + part
 
 
-def _figure(paper: _Paper, block: Figure) -> None:
-    paper.insert(block.sheet, block.label, block.caption)
-
-
 def _table(paper: _Paper, block: Table) -> None:
     grid = _Grid(block)
     rows = [grid.wrapped(row) for row in block.frame.itertuples(index=False)]
@@ -151,6 +146,7 @@ def _table(paper: _Paper, block: Table) -> None:
                 paper.turn()
                 grid.write(paper, grid.head, "bold")
             grid.write(paper, part)
+    paper.rule(sum(grid.widths))
     paper.down(10)
 
 
@@ -185,7 +181,7 @@ class _Grid:
             yield [lines[begin : begin + most] or [""] for lines in row]
 
     def write(self, paper: _Paper, row: list[list[str]], weight: str = "normal") -> None:
-        paper.rule()
+        paper.rule(sum(self.widths))
         paper.down(CELL * 0.6)
         x, top = 0.0, paper.left
         for lines, width, flush in zip(row, self.widths, self.flush, strict=True):
@@ -212,4 +208,4 @@ def _broken(word: str, room: float, weight: str) -> Iterator[str]:
     yield word
 
 
-_PRINTED = {Heading: _heading, Paragraph: _paragraph, Listing: _listing, Figure: _figure, Table: _table}
+_PRINTED = {Heading: _heading, Paragraph: _paragraph, Listing: _listing, Table: _table}

@@ -44,9 +44,9 @@ def age_by_workers(computed, simulated, *, chosen, limit_seconds, **about):
     computed = frames.columns(computed, "age_by_workers", "workers", "p99_age")
     simulated = frames.columns(simulated, "age_by_workers", "workers", "p99_age", "max_age")
     own = simulated.loc[simulated["workers"] == chosen].iloc[0]
-    kept = "keep" if own["p99_age"] <= limit_seconds else "do not keep"
+    kept = "keep" if own["p99_age"] <= limit_seconds else "do NOT keep"
     finding = (
-        f"{style.count(chosen, 'worker')} {kept} the p99 of queue age at {style.duration(limit_seconds)}: "
+        f"{style.count(chosen, 'worker')} {kept} the p99 of queue age within {style.duration(limit_seconds)}: "
         f"{style.duration(own['p99_age'])} simulated"
     )
     figure, (ax,) = style.sheet(finding, [3.1], about)

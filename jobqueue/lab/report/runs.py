@@ -32,7 +32,7 @@ class Stored:
     """One run. parameters: all that it was given; figures: what was computed once; frames: by name."""
 
     name: str
-    seed: int
+    seed: int | None
     parameters: dict
     figures: dict = field(default_factory=dict)
     frames: dict[str, pd.DataFrame] = field(default_factory=dict, compare=False)

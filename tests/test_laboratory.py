@@ -2,14 +2,16 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from jobqueue import sql
+from jobqueue.__main__ import COMMANDS
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import campaign, faults, laboratory, matrix
+from jobqueue.lab import campaign, cli, faults, laboratory, matrix
 
 DEBIAN = "/usr/lib/postgresql/15"
 
@@ -69,7 +71,40 @@ def matrix_found():
 def test_every_state_of_the_matrix_was_reached_and_observed(matrix_found):
     states = {entry.state: entry.observed for entry in matrix_found.entries}
     unseen = [state for state, observed in states.items() if observed.startswith("no row")]
-    assert (len(states) >= 15, unseen) == (True, ["enqueue not committed"])
+    assert (len(states) >= 25, unseen) == (True, ["enqueue not committed"])
+
+
+def test_every_query_of_the_matrix_can_be_pasted(matrix_found, conn):
+    """Into another database, where it finds nothing."""
+    said = {entry.state: conn.execute(entry.query + ";").fetchall() for entry in matrix_found.entries}
+    assert set(map(len, said.values())) == {0}
+
+
+def test_every_command_that_the_matrix_advises_exists(matrix_found):
+    advised = {
+        command.split()[0] for entry in matrix_found.entries
+        for command in re.findall("`([^`]+)`", entry.action + entry.roll_back)
+    }  # fmt: skip
+    assert advised <= set(COMMANDS) and len(advised) >= 5
+
+
+def test_every_state_says_what_to_do_who_does_it_and_when_to_go_back(matrix_found):
+    vague = [e.state for e in matrix_found.entries
+             if len(e.roll_back) < 40 or not e.action.endswith((".", ")")) or not e.responsible]  # fmt: skip
+    assert vague == []
+
+
+def test_the_command_writes_the_matrix(tmp_path, capsys):
+    assert cli.main(["matrix", "--out", str(tmp_path / "new" / "folder"), "--project", "Vega", "--quiet"]) == 0
+    page = (tmp_path / "new" / "folder" / "failure-matrix.html").read_text()
+    assert ("Failure matrix of Vega" in page, page.count("<svg"), "<script" in page) == (True, 1, False)
+    assert str(tmp_path / "new" / "folder" / "failure-matrix.md") in capsys.readouterr().out.splitlines()
+
+
+def test_a_matrix_for_a_folder_that_is_a_file_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInput, match="is no folder, or can't be made"):
+        cli.main(["matrix", "--out", str(tmp_path / "file")])
 
 
 @pytest.mark.long

@@ -4,17 +4,19 @@
     print(report.text()); report.held
 
 The plan is data (`faults.dumps(report.plan)`), drawn from the seed: kills, freezes past the lease, sessions cut off,
-database crashes and stops, poison jobs, bursts. Which instant meets which statement is not repeatable; the plan and the
-load are.
+slow workers, wall clocks that are wrong, database crashes and stops, schedulers away for minutes, poison jobs, bursts.
+Every process records what it asked and was told (`history`). Which instant meets which statement is not repeatable; the
+plan and the load are.
 """
 
-import json
 import random
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psycopg
 from tqdm.auto import tqdm
@@ -22,67 +24,35 @@ from tqdm.auto import tqdm
 from ..errors import InfrastructureError, JobQueueError
 from ..queue import Queue
 from ..schedules import Schedules
-from ..sql import statements, text
-from . import database, faults, handlers, inject, workload
+from . import aftermath, conditions, database, destination, faults, handlers, inject, workload
+from .aftermath import SQL, Report
 from .fleet import Fleet
 from .processes import FleetError
 from .replay import Feed
 
-SQL = statements(text("lab/campaign.sql"))
-
 WORKERS = 6
+LOOPS = ("reaper", "reaper-2", "scheduler", "scheduler-2", "janitor")
 LEASE_SECONDS = 2.0
 RATE = 38.0  # jobs a second
 SERVICE_SECONDS = 0.05
 GAP_SECONDS = 9.0  # mean calm of a worker between two faults
 FREEZE_SHARE = 0.3
 DATABASE_SECONDS = 32.0  # between two faults of the database
+SLOW_SECONDS, SKEW_SECONDS = 25.0, 20.0  # between two workers that become slow, two clocks that are set wrong
+SKEWS = (-86_400.0, -3_600.0, -60.0, 60.0, 3_600.0, 86_400.0)
+POST_EVERY = 2  # of the jobs, one in so many has an effect over HTTP
 REAPER_GRACE_SECONDS = 3.0
 DRAIN_SECONDS = 180.0
 REVIVE_SECONDS = 1.5
-SCHEDULES = ("campaign/a", "campaign/b")
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was injected, what became of it, and each promise with the members that broke it (none, if it held)."""
-
-    seed: int
-    minutes: float
-    version: str
-    plan: list = field(repr=False)
-    injected: dict[str, int] = field(default_factory=dict)
-    jobs: int = 0
-    statuses: dict[str, int] = field(default_factory=dict)
-    lease_losses: int = 0
-    highest_epoch: int = 0
-    incidents: dict[str, int] = field(default_factory=dict)
-    slots: list = field(default_factory=list)
-    drain_seconds: float = 0.0
-    broken: dict[str, list] = field(default_factory=dict)
-
-    @property
-    def held(self) -> bool:
-        return not any(self.broken.values())
-
-    def text(self) -> str:
-        """For the terminal."""
-        lines = [f"campaign: seed {self.seed}, {self.minutes:g} minutes, PostgreSQL {self.version}"]
-        lines.append("injected   " + ", ".join(f"{n} {kind}" for kind, n in sorted(self.injected.items())))
-        lines.append(f"jobs       {self.jobs} enqueued; " + ", ".join(f"{n} {s}" for s, n in self.statuses.items()))
-        lines.append(f"leases     {self.lease_losses} lost, highest epoch {self.highest_epoch}")
-        lines.append("incidents  " + ", ".join(f"{n} {name}" for name, n in self.incidents.items()))
-        lines += [
-            f"slots      {id}: {jobs} jobs for {slots} slots in {minutes} minutes"
-            for id, jobs, slots, minutes in self.slots
-        ]
-        lines.append(f"drained    {self.drain_seconds:.1f} s after the last fault")
-        for promise, members in self.broken.items():
-            lines.append(f"  {'BROKEN' if members else 'held  '} {promise}" + (f": {members[:10]}" if members else ""))
-        return "\n".join(lines)
-
-    def dumps(self) -> str:
-        return json.dumps(asdict(self) | {"plan": json.loads(faults.dumps(self.plan)), "held": self.held}, indent=1)
+# One a minute each; the grace makes misfires of what two schedulers that are away leave, the spread makes a job wait
+# longer than a minute for its turn, so that the next slot meets it.
+SCHEDULES = {
+    "campaign/all": {"misfire": "all"},
+    "campaign/last": {"misfire": "last", "misfire_grace_seconds": 10},
+    "campaign/skip": {"misfire": "skip", "misfire_grace_seconds": 10},
+    "campaign/overlap": {"misfire": "all", "overlap": "skip", "spread_seconds": 100},  # its offset: 70 s
+}
+ACTS = ("kill", "pause", "resume", "start", "cut", "slow", "skew", "poison", "burst", "crash_database", "stop_database")
 
 
 class Steady(inject.Hands):
@@ -91,15 +61,14 @@ class Steady(inject.Hands):
     def __init__(self, fleet: Fleet, server):
         super().__init__(fleet, server)
         self.done: Counter[str] = Counter()
-        for name in ("kill", "pause", "resume", "start", "cut", "poison", "burst", "crash_database", "stop_database"):
+        for name in ACTS:
             setattr(self, name, partial(self._try, name, getattr(self, name)))
 
     def _try(self, name: str, act, *given) -> None:
         try:
             act(*given)
-            self.done[
-                " ".join([name.replace("_", " "), *given[:1]]) if name == "stop_database" else name.replace("_", " ")
-            ] += 1
+            told = [name.replace("_", " "), *(given[:1] if name == "stop_database" else ())]
+            self.done[" ".join(told)] += 1
         except (FleetError, InfrastructureError, psycopg.OperationalError):
             self.done["missed"] += 1
 
@@ -118,6 +87,7 @@ def plan(minutes: float, seed: int, workers: int = WORKERS) -> list[faults.Fault
     found = [fault for course in courses for fault in course] + _database_course(rng, until)
     found += [faults.poison(at=at) for at in _instants(rng, until, 60)]
     found += [faults.burst(at=at, n=100, service_seconds=SERVICE_SECONDS) for at in _instants(rng, until, 45)]
+    found += _slow_course(rng, until, workers) + _skew_course(rng, until, workers) + _loop_course(rng, until)
     return sorted(found, key=lambda fault: fault.at)
 
 
@@ -127,35 +97,47 @@ def run(minutes: float = 10, seed: int = 7, *, prefix=None, progress: bool = Tru
     load = workload.poisson(
         rate=RATE, service=workload.exponential(SERVICE_SECONDS), n=max(100, int(RATE * minutes * 60))
     )
-    with database.Server(prefix) as server:
-        _prepare(server.dsn)
-        feed = Feed(
-            server.dsn, load.draw(seed), name=f"campaign-{seed}", options={"record": "transaction"}, max_attempts=100
-        )
-        with _fleet(server.dsn) as fleet:
+    with ExitStack() as stack:
+        server = stack.enter_context(database.Server(prefix))
+        service = stack.enter_context(destination.serve())
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="jobqueue-campaign-")))
+        schedules = _schedules(minutes)
+        began_at = _prepare(server.dsn, schedules)
+        options = {"record": "transaction", "post": {"url": service.url, "every": POST_EVERY}}
+        feed = Feed(server.dsn, load.draw(seed), name=f"campaign-{seed}", options=options, max_attempts=100)
+        with _fleet(server.dsn, folder) as fleet:
             feed.start()
             injected = _inject(faulted, Steady(fleet, server), minutes, progress)
-            drained = _drain(server, fleet, feed)
-        return _verdict(server, feed, Report(seed, minutes, server.version, faulted, injected, drain_seconds=drained))
+            drained, paused_at = _drain(server, fleet, feed)
+            events = fleet.events
+        left = aftermath.Left(server.dsn, folder, feed, service, events, began_at, paused_at, tuple(schedules))
+        return aftermath.judge(left, Report(seed, minutes, server.version, faulted, injected, drain_seconds=drained))
 
 
-def _prepare(dsn: str) -> None:
+def _schedules(minutes: float) -> dict[str, dict]:
+    """Whose policies can show in so short a time; the spread of `overlap` would only delay the end of a short one."""
+    return {id: policy for id, policy in SCHEDULES.items() if minutes >= 2 or "overlap" not in id}
+
+
+def _prepare(dsn: str, schedules: dict[str, dict]):
+    """When it began, by the database's clock."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         Queue(conn).install()
         handlers.prepare(conn)
-        for id in SCHEDULES:
-            Schedules(conn).put(id, "job", "* * * * *", misfire="all", payload={"seconds": 0.01})
+        (began_at,) = conn.execute(SQL.now).fetchone()
+        for id, policy in schedules.items():
+            Schedules(conn).put(id, "job", "* * * * *", payload={"seconds": 0.01}, max_attempts=100, **policy)
+        return began_at
 
 
-def _fleet(dsn: str) -> Fleet:
-    loops = ("reaper", "reaper-2", "scheduler", "scheduler-2", "janitor")
+def _fleet(dsn: str, folder: Path) -> Fleet:
     reaper = ("--outage-grace-seconds", str(REAPER_GRACE_SECONDS), "--poll-seconds", "0.5")
     return Fleet(
         dsn,
         size=WORKERS,
-        loops=loops,
+        loops=LOOPS,
         arguments={"reaper": reaper},
-        environment=handlers.environment(lease_seconds=LEASE_SECONDS),
+        environment=handlers.environment(lease_seconds=LEASE_SECONDS) | {conditions.HISTORY: str(folder)},
     )
 
 
@@ -190,49 +172,33 @@ def _wait(thread: threading.Thread, hands: Steady, seconds: float, progress: boo
             bar.update(min(bar.total, int(time.monotonic() - begun)) - bar.n)
 
 
-def _drain(server, fleet: Fleet, feed: Feed) -> float:
-    """Everybody well again; returns how long it took until nothing was ready or running."""
+def _drain(server, fleet: Fleet, feed: Feed):
+    """Everybody well again; returns how long it took until nothing was ready or running, and when schedules ended."""
     server.start()
     begun = time.monotonic()
-    for place, worker in enumerate(fleet.workers):
-        if worker.state == "paused":
+    for place, process in [*enumerate(fleet.workers), *((loop.name, loop) for loop in fleet.loops)]:
+        if process.state == "paused":
             fleet.resume(place)
-        elif not worker.alive:
+        elif not process.alive:
             fleet.start(place)
     if not feed.wait(DRAIN_SECONDS):
         raise JobQueueError(f"the load was not fed within {DRAIN_SECONDS:g} s after the last fault")
     with psycopg.connect(server.dsn, autocommit=True) as conn:
-        for id in SCHEDULES:
-            Schedules(conn).pause(id)
-        while conn.execute(SQL.unfinished).fetchone()[0] and time.monotonic() - begun < DRAIN_SECONDS:
-            time.sleep(0.2)
-    return time.monotonic() - begun
+        _wait_for(conn, SQL.undecided, begun)
+        (paused_at,) = conn.execute(SQL.now).fetchone()
+        for schedule in Schedules(conn).list():
+            Schedules(conn).pause(schedule.id)
+        _wait_for(conn, SQL.unfinished, begun)
+    return time.monotonic() - begun, paused_at
 
 
-def _verdict(server, feed: Feed, report: Report) -> Report:
-    with psycopg.connect(server.dsn, autocommit=True) as conn:
+def _wait_for(conn: psycopg.Connection, statement: str, begun: float) -> None:
+    """Until it counts nothing, or the time to drain is over: the verdict names what is left then."""
+    while conn.execute(statement).fetchone()[0] and time.monotonic() - begun < DRAIN_SECONDS:
+        time.sleep(0.2)
 
-        def members(statement: str, **asked) -> list:
-            rows = conn.execute(statement, asked).fetchall()
-            return [row[0] if len(row) == 1 else list(row) for row in rows]
 
-        slots = members(SQL.slots)
-        lease_losses, highest_epoch = conn.execute(SQL.leases).fetchone()
-        broken = {
-            "no acknowledged job is lost": members(SQL.lost, ids=feed.ids),
-            "no effect is applied twice": members(SQL.duplicated),
-            "no completed job lacks its effect": members(SQL.missing),
-            "no stale write is accepted": members(SQL.stale),
-            "no job is attempted over its budget": members(SQL.over_budget),
-            "every slot fires exactly once": [row for row in slots if not row[1] == row[2] == row[3]],
-        }
-        found = {
-            "statuses": dict(conn.execute(SQL.counts).fetchall()),
-            "incidents": dict(conn.execute(SQL.incidents).fetchall()),
-        }
-    jobs = sum(found["statuses"].values())
-    known = asdict(report) | found | {"plan": report.plan, "jobs": jobs, "slots": slots, "broken": broken}
-    return Report(**known | {"lease_losses": lease_losses, "highest_epoch": highest_epoch})
+# ---------------------------------------------------------------- the plan
 
 
 def _course(rng: random.Random, worker: int, until: float) -> list[faults.Fault]:
@@ -257,6 +223,39 @@ def _database_course(rng: random.Random, until: float) -> list[faults.Fault]:
     ]
     instants = [at for at in _instants(rng, until - 3, DATABASE_SECONDS)]
     return [kinds[place % len(kinds)](at) for place, at in enumerate(instants)]
+
+
+def _slow_course(rng: random.Random, until: float, workers: int) -> list[faults.Fault]:
+    """Now a worker, then the whole type for a moment."""
+    found = []
+    for place, at in enumerate(_instants(rng, until, SLOW_SECONDS)):
+        target, factor = ("job", 3) if place % 4 == 3 else (rng.randrange(workers), round(rng.uniform(5, 20), 1))
+        found.append(faults.slow(target, at=at, seconds=round(rng.uniform(4, 12), 3), factor=factor))
+    return found
+
+
+def _skew_course(rng: random.Random, until: float, workers: int) -> list[faults.Fault]:
+    """Clocks that step back and forth while their processes run, of workers and of schedulers."""
+    targets = [*range(workers), "scheduler", "scheduler-2"]
+    return [
+        faults.skew(rng.choice(targets), at=at, by_seconds=rng.choice(SKEWS), seconds=round(rng.uniform(10, 40), 3))
+        for at in _instants(rng, until, SKEW_SECONDS)
+    ]
+
+
+def _loop_course(rng: random.Random, until: float) -> list[faults.Fault]:
+    """Both schedulers are away at once, long enough for slots to be missed; one reaper comes and goes."""
+    found = [faults.kill("reaper", at=at, seconds=3) for at in _instants(rng, until - 5, 40)]
+    found += [faults.freeze("reaper-2", at=at, seconds=4) for at in _instants(rng, until - 5, 50)]
+    seconds, spells = (130.0, 2) if until >= 360 else (75.0, 1)
+    room = until - seconds - 10
+    for at in _instants(rng, room, room / spells) if room > 0 else []:
+        found += [faults.kill("scheduler", at=at, seconds=seconds), faults.kill("scheduler-2", at=at, seconds=seconds)]
+    away = [fault for fault in found if fault.target == "scheduler"]
+    for at in _instants(rng, until - 5, 45):
+        if not any(fault.at - 6 < at < fault.at + seconds + 1 for fault in away):
+            found.append(faults.freeze("scheduler", at=at, seconds=4))
+    return found
 
 
 def _instants(rng: random.Random, until: float, every: float) -> list[float]:

@@ -23,6 +23,12 @@ def parser() -> argparse.ArgumentParser:
     campaign.add_argument("--postgres-prefix", metavar="DIR")
     campaign.add_argument("--quiet", action="store_true")
     campaign.set_defaults(act=_campaign)
+    matrix = commands.add_parser("matrix", help="the failure matrix, from a queue driven into every state")
+    matrix.add_argument("--out", required=True, metavar="DIR", help="for Markdown, CSV, HTML and the state diagram")
+    matrix.add_argument("--project", default="APS", help="name of the service whose design is reviewed")
+    matrix.add_argument("--postgres-prefix", metavar="DIR")
+    matrix.add_argument("--quiet", action="store_true")
+    matrix.set_defaults(act=_matrix)
     _add_load(commands)
     _add_review(commands)
     return own
@@ -102,6 +108,23 @@ def _campaign(options) -> int:
     if path:
         path.write_text(report.dumps() + "\n", encoding="utf-8")
     return 0 if report.held else 1
+
+
+def _matrix(options) -> int:
+    from . import matrix
+
+    folder = Path(options.out)
+    if folder.exists() and not folder.is_dir() or not os.access(_nearest(folder), os.W_OK):
+        raise InvalidInput(f"{folder} is no folder, or can't be made or written to")
+    found = matrix.run(options.postgres_prefix, project=options.project, progress=not options.quiet)
+    for path in found.save(folder):
+        print(path)
+    return 0
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder itself or the first one above it that is there."""
+    return next(each for each in (folder, *folder.absolute().parents) if each.exists())
 
 
 def _load(options) -> int:

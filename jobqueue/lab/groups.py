@@ -1,15 +1,10 @@
 """The groups of the laboratory run: what each does on the real system, and what must be seen."""
 
-import http.server
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
-import urllib.error
-import urllib.request
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -17,17 +12,22 @@ import psycopg
 from .. import publication
 from ..errors import InfrastructureError, JobQueueError
 from ..model import Lease
-from ..queue import Queue
+from ..queue import Queue, claim_arguments
 from ..schedules import Schedules
 from ..sql import SQL, statements, text
 from ..worker import Worker
+from . import destination
 from .laboratory import Bench, group
 
 LAB = statements(text("lab/groups.sql"))
-CLAIM = {"types": ["mail"], "leases": [30.0], "limit": 1, "slots": 1}
 
 
 # ---------------------------------------------------------------- claims
+
+
+def _claim_in_the_open(queue: Queue, owner: str) -> list:
+    """The claim's own statement in the caller's transaction, which `Queue.claim` refuses to join."""
+    return queue.conn.execute(SQL.claim, claim_arguments(owner, {"mail": 30.0}, 1)).fetchall()
 
 
 @group("two sessions claim different jobs", "Do two claims that overlap in time ever take the same job?")
@@ -35,9 +35,7 @@ def two_sessions(lab: Bench) -> None:
     a, b = lab.session("A"), lab.session("B")
     first, second = a.enqueue("mail").id, a.enqueue("mail").id
     with a.conn.transaction(), b.conn.transaction():
-        taken = [
-            queue.conn.execute(SQL.claim, CLAIM | {"owner": name}).fetchall() for queue, name in ((a, "A"), (b, "B"))
-        ]
+        taken = [_claim_in_the_open(queue, name) for queue, name in ((a, "A"), (b, "B"))]
         lab.see(
             "jobs of A and B before either transaction ends",
             [[row[0] for row in rows] for rows in taken],
@@ -50,9 +48,7 @@ def one_transaction(lab: Bench) -> None:
     a, b = lab.session("A"), lab.session("B")
     id = a.enqueue("mail").id
     with a.conn.transaction(force_rollback=True):
-        lab.see(
-            "A's claim, not yet committed", [row[0] for row in a.conn.execute(SQL.claim, CLAIM | {"owner": "A"})], [id]
-        )
+        lab.see("A's claim, not yet committed", [row[0] for row in _claim_in_the_open(a, "A")], [id])
     job = b.get(id)
     lab.see(
         "the row after A's rollback",
@@ -356,48 +352,13 @@ def over_http(lab: Bench) -> None:
     (old,) = a.claim("A", lease_seconds=10)
     clock.set(10)
     new = b.adopt(old.id, "B")
-    for checks, expected in ((False, ["200", "200", 2]), (True, ["200", "409", 1])):
-        with _destination(checks) as (url, effects):
-            answers = [_post(url, lease) for lease in (new, old)]
-            words = "checks the epoch" if checks else "does not check"
-            lab.see(f"a service that {words}: new owner, old owner, effects", [*answers, len(effects)], expected)
-
-
-@contextmanager
-def _destination(checks: bool):
-    """A service on a loopback port; with `checks` it refuses an epoch older than the newest it has seen of that job."""
-    effects, newest = [], {}
-
-    class Service(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            stale = checks and sent["epoch"] < newest.get(sent["job"], 0)
-            if not stale:
-                newest[sent["job"]] = sent["epoch"]
-                effects.append(sent)
-            self.send_response(409 if stale else 200)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Service)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/effects", effects
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def _post(url: str, lease: Lease) -> str:
-    body = json.dumps({"job": lease.id, "epoch": lease.epoch}).encode()
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, data=body), timeout=10) as answer:
-            return str(answer.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return str(error.code)
+    with destination.serve() as service:
+        expected = (["taken"] * 3, ["taken", "taken", "stale"], ["taken", "known", "stale"])
+        for door, answers in zip(destination.DOORS, expected, strict=True):
+            seen = [destination.post(service.url, door, lease) for lease in (new, new, old)]
+            lab.see(f"{door}: the new owner, the new owner once more, the old owner", seen, answers)
+        effects = {door: len(taken) for door, taken in service.taken.items()}
+        lab.see("effects that each took in", list(effects.values()), [3, 2, 1])
 
 
 # ---------------------------------------------------------------- processes of their own

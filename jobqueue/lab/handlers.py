@@ -5,6 +5,7 @@ The payload may have
     outcome   "failed": it never succeeds (PermanentError)
     failing   the share of attempts that raise, from 0 to 1
     stubborn  true: goes on after its authority is lost, as a handler that never looks does
+    post      {"url": …, "every": 5}: the effect of each fifth job is sent to a destination over HTTP, to all its doors
     record    true: a row in `jobqueue_lab.effect` for each of two destinations, one outside the job's transaction,
               which takes in whatever it is sent, and one inside it
 """
@@ -45,6 +46,8 @@ def simulate(lease: Lease, context) -> None:
     # Reproducible by job and attempt, so that a replay fails where it failed before.
     if random.Random(f"{lease.id}/{lease.attempt}").random() < payload.get("failing", 0):
         raise RuntimeError(f"attempt {lease.attempt} fails by chance")
+    if (wanted := payload.get("post")) and lease.id % wanted["every"] == 0:
+        _post(lease, wanted["url"])
     if payload.get("record"):
         record(lease, context, outside=payload["record"] is True)
 
@@ -79,6 +82,13 @@ def record(lease: Lease, context, *, outside: bool = True) -> None:
 def prepare(conn: psycopg.Connection) -> None:
     """Make the table that `record` writes to."""
     conn.execute(SQL.prepare_effects)
+
+
+def _post(lease: Lease, url: str) -> None:
+    from . import destination  # by those who need it: a web server's modules make the start of a process longer
+
+    for door in destination.DOORS:
+        destination.post(url, door, lease)
 
 
 def _pass_time(payload: dict, context) -> None:

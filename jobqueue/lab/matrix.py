@@ -4,7 +4,8 @@ stop.
     found = matrix.run()                        # drives a real queue into each state; found.frame(), found.markdown()
     found.save("data/exports")                  # Markdown, CSV, HTML, the state diagram
 
-Every observation is the answer of a query that can be pasted, taken while the system was in that state.
+Every observation is the answer of the query as it stands in the matrix, to be pasted, asked while the system was in
+that state. The states themselves are in `matrix_states`.
 """
 
 import contextlib
@@ -17,10 +18,10 @@ from pathlib import Path
 
 import pandas as pd
 import psycopg
+from tqdm.auto import tqdm
 
 from .. import publication
 from ..queue import Queue
-from ..schedules import Schedules
 from ..sql import statements, text
 from . import charts, database, export
 from .laboratory import PROJECT
@@ -29,7 +30,25 @@ SQL = statements(text("lab/matrix.sql"))
 COST_JOBS = 2_000
 COMPLETE = (
     "The business calls a job complete when it is done AND published AND the file behind it is verified: "
-    "status = 'done', published_digest is not null, and publication.verify answers `available`."
+    "status = 'done', published_digest is not null, and publication.verify answers “available”."
+)
+ASSUMED = "20,000 jobs a day, each with a key, a small payload and one result of 100 kB; one result in 100 is an orphan."
+KEPT = {
+    "job rows": "until archived: archive_after_seconds, a day",
+    "archive rows": "archive_ttl_seconds, for ever by default",
+    "key rows": "key_ttl_seconds, 30 days",
+    "published files": "as long as the business needs them: nobody sweeps them",
+    "orphans until their grace has passed": "orphan_grace_seconds, an hour",
+}
+STYLE = (
+    "body{font:14px sans-serif;margin:24px}table{border-collapse:collapse}td,th{border:1px solid #999;padding:4px 6px;"
+    "vertical-align:top;text-align:left}pre{margin:0;white-space:pre-wrap;font-size:12px}svg{max-width:100%;height:auto}"
+)
+READING = (
+    "Each state: what was observed while a real queue was in it, the action allowed, who is responsible, and the sign "
+    "that something has to be taken back (criterion to roll back). The queries are meant for psql, outside of a "
+    "transaction; put your job's id, type, key or schedule in the place of this one's. Commands in `backquotes` are "
+    "arguments of python -m jobqueue."
 )
 COLUMNS = ("state", "observed", "query", "action", "responsible", "roll_back")
 
@@ -68,35 +87,44 @@ class Matrix:
         return pd.DataFrame(list(kept.items()), columns=["what", "bytes_per_day"])
 
     def markdown(self) -> str:
-        head = f"# Failure matrix of {self.project}\n\nPostgreSQL {self.version}. {COMPLETE}\n"
+        """For a repository or a wiki."""
+        head = f"# Failure matrix of {self.project}\n\nPostgreSQL {self.version}. {COMPLETE}\n\n{READING}\n"
         body = "\n".join(_section(entry) for entry in self.entries)
-        cost = "\n".join(f"| {what} | {size:,} |" for what, size in self.retention().itertuples(index=False))
-        costs = f"## What keeping the evidence costs\n\n20,000 jobs a day\n\n| what | bytes a day |\n|---|---|\n{cost}"
-        return f"{head}\n{body}\n{costs}\n"
+        cost = "\n".join(f"| {what} | {size:,} | {kept} |" for what, size, kept in self._costs())
+        table = f"| what | bytes a day | kept for |\n|---|---:|---|\n{cost}"
+        return f"{head}\n{body}\n## What keeping the evidence costs\n\n{ASSUMED}\n\n{table}\n"
 
-    def html(self) -> str:
-        rows = "".join(_row("td", [getattr(entry, name) for name in COLUMNS]) for entry in self.entries)
+    def html(self, diagram: str = "") -> str:
+        """One page without scripts; `diagram` is an SVG that stands in it."""
+        rows = "".join(_row("td", [*(getattr(entry, name) for name in COLUMNS)], "query") for entry in self.entries)
+        costs = "".join(_row("td", [what, f"{size:,}", kept]) for what, size, kept in self._costs())
         title = html.escape(f"Failure matrix of {self.project}")
-        style = "body{font:14px sans-serif}table{border-collapse:collapse}td,th{border:1px solid #999;padding:4px}"
+        said = "".join(f"<p>{html.escape(text)}</p>" for text in (f"PostgreSQL {self.version}. {COMPLETE}", READING))
+        heads = [name.replace("roll_back", "criterion to roll back") for name in COLUMNS]
         return (
-            f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{style}</style>"
-            f"<h1>{title}</h1><p>{html.escape(COMPLETE)}</p>"
-            f"<table>{_row('th', list(COLUMNS))}{rows}</table></html>\n"
+            f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}</style>"
+            f"<h1>{title}</h1>{said}{diagram}<table>{_row('th', heads)}{rows}</table>"
+            f"<h2>What keeping the evidence costs</h2><p>{html.escape(ASSUMED)}</p>"
+            f"<table>{_row('th', ['what', 'bytes a day', 'kept for'])}{costs}</table></html>\n"
         )
+
+    def _costs(self) -> list[tuple[str, int, str]]:
+        return [(what, size, KEPT[what]) for what, size in self.retention().itertuples(index=False)]
 
     def save(self, folder: str | Path) -> list[Path]:
         """failure-matrix.md, .csv, .html, retention.csv and the state diagram in `folder`; returns their paths."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        diagram = export.save(charts.states(), "states", self.frame()[["state", "query"]], directory=folder)
+        drawn = (folder / "states.svg").read_text(encoding="utf-8")
         files = {
             "failure-matrix.md": self.markdown(),
-            "failure-matrix.html": self.html(),
+            "failure-matrix.html": self.html(drawn[drawn.index("<svg") :]),
             "failure-matrix.csv": self.frame().to_csv(index=False),
             "retention.csv": self.retention().to_csv(index=False),
         }
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
-        diagram = export.save(charts.states(), "states", self.frame()[["state", "query"]], directory=folder)
         return [*(folder / name for name in files), *map(Path, diagram)]
 
 
@@ -120,8 +148,17 @@ class Drive:
             time.sleep(0.001)
         return lease
 
+    def published(self) -> int:
+        """The id of a job whose result is published, complete and there."""
+        lease = self.running()
+        candidate = publication.write(self.folder, lease, b"the result")
+        self.queue.publish(lease, "report.txt", candidate.digest)
+        self.queue.complete(lease)
+        assert publication.verify(self.other.conn, self.folder, lease.id).state == "available"
+        return lease.id
+
     def look(self, statement: str, **asked) -> list[dict]:
-        cursor = self.other.conn.execute(statement, asked)
+        cursor = self.other.conn.execute(statement, asked or None)
         names = [column.name for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
@@ -139,185 +176,13 @@ def state(name: str, action: str, responsible: str, roll_back: str):
     return register
 
 
-@state("enqueue not committed",
-       "none: nobody can see the job; end or roll back the producer's transaction", "producer's team",
-       "the transaction is older than its own timeout")  # fmt: skip
-def _not_committed(drive: Drive):
-    conn = drive.stack.enter_context(psycopg.connect(drive.dsn))
-    return SQL.row, {"id": Queue(conn).enqueue("mail").id}
-
-
-@state("job ready", "none; if it waits too long: start workers for its type", "on call", "queue age passes its target")
-def _ready(drive: Drive):
-    return SQL.due, {"id": drive.queue.enqueue("mail").id}
-
-
-@state(
-    "waiting for a retry",
-    "none until run_at; read last_error",
-    "owner of the handler",
-    "the same error on every attempt",
-)
-def _retry(drive: Drive):
-    lease = drive.running()
-    drive.queue.fail(lease, "the mail server said no", delay_seconds=3600)
-    return SQL.row, {"id": lease.id}
-
-
-@state("type paused", "resume_type when the cause is gone", "whoever paused it", "the backlog's age passes its target")
-def _paused(drive: Drive):
-    drive.other.pause_type("sms")
-    return SQL.paused, {"type": "sms"}
-
-
-@state("lease still valid", "none: adoption is refused; wait for locked_until", "on call", "never take it away by hand")
-def _valid(drive: Drive):
-    lease = drive.running()
-    assert drive.other.adopt(lease.id, "worker-2") is None
-    return SQL.lease, {"id": lease.id}
-
-
-@state("lease ended, nobody took over", "none: the next reaper takes it away, or adopt it", "reaper",
-       "it stays so for longer than a reaper's period: is one running, is the row locked?")  # fmt: skip
-def _ended(drive: Drive):
-    return SQL.lease, {"id": drive.expired().id}
-
-
-@state("ended and locked by an open transaction",
-       "end the transaction that holds the row (pg_stat_activity)", "database team",
-       "idle_in_transaction_session_timeout does not end it")  # fmt: skip
-def _held(drive: Drive):
-    lease = drive.expired()
-    conn = drive.stack.enter_context(psycopg.connect(drive.dsn))
-    conn.execute(SQL.lock, {"id": lease.id})
-    return SQL.holders, {}
-
-
-@state("adoption", "none: the old owner is fenced; its late writes are refused", "on call",
-       "the destination doesn't check the epoch: compare effects of both epochs")  # fmt: skip
-def _adopted(drive: Drive):
-    lease = drive.expired()
-    drive.other.adopt(lease.id, "worker-2", lease_seconds=60)
-    return SQL.lease, {"id": lease.id}
-
-
-@state("orphan candidate", "none: it is swept after its grace; never publish it by hand", "janitor",
-       "orphans grow from day to day")  # fmt: skip
-def _orphan(drive: Drive):
-    lease = drive.running()
-    publication.write(drive.folder, lease, b"never published")
-    drive.queue.fail(lease, "the mail server said no", delay_seconds=3600)
-    orphans = publication.orphans(drive.other.conn, drive.folder)
-    return SQL.ends, {"id": lease.id, "found": f"{len(orphans)} orphan on disk"}
-
-
-@state("publication confirmed", "deliver the result", "on call", "verify does not answer `available`")
-def _published(drive: Drive):
-    return SQL.published, {"id": _published_job(drive), "found": "file verified"}
-
-
-@state("artefact unavailable", "do not deliver; restore the file from its backup, or run the job again under a new key",
-       "storage team", "the restored bytes do not have the digest")  # fmt: skip
-def _unavailable(drive: Drive):
-    id = _published_job(drive)
-    path = publication.verify(drive.other.conn, drive.folder, id).path
-    path.unlink()
-    found = publication.verify(drive.other.conn, drive.folder, id)
-    return SQL.published, {"id": id, "found": f"{found.state}: {found.reason.replace(str(drive.folder), 'DIR')}"}
-
-
-@state(
-    "done",
-    "none",
-    "nobody",
-    "the effect is not at its destination: then the handler acted outside the job's transaction",
-)
-def _done(drive: Drive):
-    lease = drive.running()
-    drive.queue.complete(lease)
-    return SQL.row, {"id": lease.id}
-
-
-@state("failed: the handler said never", "mend the input or the handler, then redrive", "owner of the handler",
-       "it fails again after the redrive")  # fmt: skip
-def _failed(drive: Drive):
-    lease = drive.running()
-    drive.queue.fail(lease, "the address does not exist", permanent=True)
-    return SQL.row, {"id": lease.id}
-
-
-@state("dead: attempts exhausted by failures", "mend the cause, then redrive", "owner of the handler", "it dies again")
-def _dead(drive: Drive):
-    lease = drive.running(max_attempts=1)
-    drive.queue.fail(lease, "the mail server said no")
-    return SQL.ends, {"id": lease.id}
-
-
-@state("dead: attempts exhausted by lost leases",
-       "look for what kills its workers before any redrive", "owner of the handler",
-       "another worker dies with it")  # fmt: skip
-def _poison(drive: Drive):
-    drive.queue.enqueue("mail", max_attempts=1)
-    (lease,) = drive.queue.claim("worker-1", lease_seconds=0.001)
-    while not drive.other.reap():
-        time.sleep(0.001)
-    return SQL.ends, {"id": lease.id}
-
-
-@state("cancelled while running",
-       "tell what may already have happened (cancel's sentence); redrive on request", "support",
-       "its effect must be undone at the destination")  # fmt: skip
-def _cancelled(drive: Drive):
-    lease = drive.running()
-    drive.other.cancel(lease.id)
-    return SQL.ends, {"id": lease.id}
-
-
-@state("archived", "none: read job_archive; its key stays used", "nobody", "the key must be free earlier than key_ttl")
-def _archived(drive: Drive):
-    lease = drive.running()
-    drive.queue.complete(lease)
-    while not drive.queue.archive(older_than_seconds=0):
-        time.sleep(0.001)
-    return SQL.archived, {"id": lease.id}
-
-
-@state(
-    "key known",
-    "none: the second request got the first job's id",
-    "producer's team",
-    "matches was false: two requests, one key",
-)
-def _key(drive: Drive):
-    for _ in range(2):
-        drive.queue.enqueue("mail", key="welcome/ada")
-    return SQL.key, {"key": "welcome/ada"}
-
-
-@state("slots missed",
-       "decide whether the report of those days is needed: misfire=all runs them", "owner of the schedule",
-       "the next slot is missed, too: is a scheduler running?")  # fmt: skip
-def _missed(drive: Drive):
-    schedules = Schedules(drive.queue.conn)
-    schedules.put("report", "mail", "* * * * *", misfire="skip")
-    drive.queue.conn.execute(SQL.ten_minutes_late)
-    schedules.tick()
-    return SQL.missed, {"schedule": "report"}
-
-
-@state("schedule broken by hand", "put the schedule again", "owner of the schedule", "never edit rows of schedule")
-def _broken(drive: Drive):
-    schedules = Schedules(drive.queue.conn)
-    schedules.put("nightly", "mail", "0 3 * * *")
-    drive.queue.conn.execute(SQL.break_by_hand)
-    schedules.tick()
-    return SQL.problem, {"schedule": "nightly"}
-
-
-def run(prefix=None, *, project: str = PROJECT) -> Matrix:
+def run(prefix=None, *, project: str = PROJECT, progress: bool = False) -> Matrix:
     """Drives a queue of its own into every state, one database each, and measures what a job's rows weigh."""
+    from . import matrix_states  # noqa: F401 - registers them
+
     with database.Server(prefix) as server, tempfile.TemporaryDirectory(prefix="jobqueue-matrix-") as folder:
-        entries = [_entry(server.dsn, Path(folder) / str(place), *each) for place, each in enumerate(STATES)]
+        bar = tqdm(STATES, desc="failure matrix", unit="state", disable=not progress)
+        entries = [_entry(server.dsn, Path(folder) / str(place), *each) for place, each in enumerate(bar)]
         return Matrix(project, server.version, entries, _weighed(server.dsn))
 
 
@@ -329,20 +194,10 @@ def _entry(dsn: str, folder: Path, name: str, action: str, responsible: str, rol
         drive = Drive(own, *queues, folder, stack)
         statement, asked = drive_into(drive)
         found = asked.pop("found", None)
-        rows = drive.look(statement, **asked)
-        shown = "; ".join(", ".join(f"{k} {_value(v)}" for k, v in row.items()) for row in rows) or "no row"
-        return Entry(
-            name, f"{shown}; {found}" if found else shown, _pasted(statement, asked), action, responsible, roll_back
-        )
-
-
-def _published_job(drive: Drive) -> int:
-    lease = drive.running()
-    candidate = publication.write(drive.folder, lease, b"the result")
-    drive.queue.publish(lease, "report.txt", candidate.digest)
-    drive.queue.complete(lease)
-    assert publication.verify(drive.other.conn, drive.folder, lease.id).state == "available"
-    return lease.id
+        query = _pasted(statement, asked)
+        rows = drive.look(query)  # as it will be pasted, with no argument left
+        shown = "; ".join(", ".join(f"{k} {_value(k, v)}" for k, v in row.items()) for row in rows) or "no row"
+        return Entry(name, f"{shown}; {found}" if found else shown, query, action, responsible, roll_back)
 
 
 def _weighed(dsn: str) -> dict[str, int]:
@@ -364,9 +219,12 @@ def _weighed(dsn: str) -> dict[str, int]:
     return {name: round(size / COST_JOBS) for name, size in (("job", job), ("archive", archive), ("key", keys))}
 
 
-def _value(value) -> str:
-    if hasattr(value, "isoformat"):
-        return "<an instant>"  # so that two runs read alike
+def _value(name: str, value) -> str:
+    """Instants and process ids differ from run to run: they are named, so that two matrices compare."""
+    if hasattr(value, "isoformat") or hasattr(value, "total_seconds"):
+        return "<an instant>" if hasattr(value, "isoformat") else "<a while>"
+    if name == "pid":
+        return "<a pid>"
     words = {None: "–", True: "yes", False: "no"}
     return words[value] if value is None or isinstance(value, bool) else str(value)
 
@@ -381,10 +239,13 @@ def _section(entry: Entry) -> str:
     return (
         f"## {entry.state}\n\n- observed: {entry.observed}\n- action allowed: {entry.action}\n"
         f"- responsible: {entry.responsible}\n"
-        f"- criterion to roll back: {entry.roll_back}\n\n```sql\n{entry.query}\n```\n"
+        f"- criterion to roll back: {entry.roll_back}\n\n```sql\n{entry.query};\n```\n"
     )
 
 
-def _row(cell: str, values: list[str]) -> str:
-    cells = "".join(f"<{cell}>{html.escape(str(value))}</{cell}>" for value in values)
-    return f"<tr>{cells}</tr>"
+def _row(cell: str, values: list[str], *listing: str) -> str:
+    """`listing` names columns that are shown as they are typed."""
+    plain = [html.escape(str(value)) for value in values]
+    if listing:
+        plain[COLUMNS.index(listing[0])] = f"<pre>{plain[COLUMNS.index(listing[0])]};</pre>"
+    return f"<tr>{''.join(f'<{cell}>{value}</{cell}>' for value in plain)}</tr>"

@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -174,8 +174,13 @@ def warning(setting: Setting, limit_seconds: float) -> str:
 
 
 @contextmanager
-def place(dsn: str | None, prefix, confirm: Confirm, said: str) -> Iterator[tuple[str, str]]:
-    """(DSN of a database with an empty schema, where that is): on an own server, or in an own database on yours."""
+def place(
+    dsn: str | None, prefix, confirm: Confirm, said: str, settings: Mapping[str, object] | None = None
+) -> Iterator[tuple[str, str]]:
+    """(DSN of a database with an empty schema, where that is): on an own server, or in an own database on yours.
+
+    settings: PostgreSQL's, of an own server.
+    """
     given = dsn or os.environ.get("JOBQUEUE_DSN")
     with ExitStack() as stack:
         if prefix is None and given:
@@ -183,7 +188,7 @@ def place(dsn: str | None, prefix, confirm: Confirm, said: str) -> Iterator[tupl
                 _ask(confirm, f"JOBQUEUE_DSN names {database.redacted(given)}. {said}")
             server, source = database.reachable(given), "a server of yours"
         else:
-            own = stack.enter_context(database.Server(prefix))
+            own = stack.enter_context(database.Server(prefix, settings=settings))
             server, source = own.dsn, f"an embedded server ({own.source})"
         made = stack.enter_context(database.scratch(server))
         with psycopg.connect(made, autocommit=True) as conn:

@@ -144,7 +144,7 @@ class Rig:
         self._producers = Processes()
         self._stack.callback(self._producers.close)
         self._looks = enter(waits.Periodic(self.dsn, LOOK_SECONDS, waits.sessions))
-        self._probe = enter(waits.Periodic(self.dsn, PROBE_SECONDS, waits.claim_seconds))
+        self._probe = enter(waits.Periodic(self.dsn, PROBE_SECONDS, waits.ClaimLook()))
         self._processors = waits.Processors(self.conn, [worker.pid for worker in fleet.workers])
         self._steps = 0
 

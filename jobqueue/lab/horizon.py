@@ -105,7 +105,7 @@ def _order(variants: Sequence[Variant]) -> dict[str, int]:
 
 
 def table(found: pd.DataFrame) -> pd.DataFrame:
-    """By variant: median claim of the first tenth and of the last, ratio of the rates there, dead rows, size at the end."""
+    """By variant: median claim of the first and the last tenth, ratio of the rates, dead rows and size at the end."""
     return pd.DataFrame([_tenths(name, rows) for name, rows in found.groupby("variant", sort=False)])
 
 

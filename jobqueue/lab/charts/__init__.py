@@ -6,6 +6,7 @@ from jobqueue.lab.charts.evidence import coverage, interleaving, mutant_matrix, 
 from jobqueue.lab.charts.failures import attempts_to_death, dead_letters, lease_expirations, running_by_type
 from jobqueue.lab.charts.life import life
 from jobqueue.lab.charts.live import counts, fault_lane, overview, queue_age, worker_lanes
+from jobqueue.lab.charts.load import horizon, load_costs, load_curve, load_dimension, load_waits, peers
 from jobqueue.lab.charts.policy import contention, delay_by_attempt, herd, retry_herd
 from jobqueue.lab.charts.states import states
 
@@ -19,13 +20,19 @@ __all__ = [
     "delay_by_attempt",
     "fault_lane",
     "herd",
+    "horizon",
     "interleaving",
     "lease_expirations",
     "lease_length",
     "life",
+    "load_costs",
+    "load_curve",
+    "load_dimension",
+    "load_waits",
     "missed_slots",
     "mutant_matrix",
     "overview",
+    "peers",
     "queue_age",
     "retry_herd",
     "running_by_type",

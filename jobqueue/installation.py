@@ -1,5 +1,6 @@
 """Installs, upgrades, fences and removes the schema; every start may call install."""
 
+import re
 from typing import NamedTuple
 
 import psycopg
@@ -8,6 +9,8 @@ from . import limits
 from .errors import JobQueueError
 from .sql import SCHEMA_VERSION, SQL, migrations, text
 from .transactions import together
+
+_VIEW = re.compile(r"^create view jobqueue\.(\w+)", re.MULTILINE)
 
 
 def install(conn, *, virtual: bool, roles: bool) -> None:
@@ -84,8 +87,18 @@ def _upgrade(conn, virtual: bool) -> None:
         raise JobQueueError(
             f"the schema here has version {version}, this package knows {SCHEMA_VERSION}: upgrade the package"
         )
+    if version < SCHEMA_VERSION:
+        _migrate(conn, version)
+        conn.execute(SQL.set_meta, {"version": SCHEMA_VERSION, "virtual": virtual})
+
+
+def _migrate(conn, version: int) -> None:
+    """The numbered steps after `version`. Views are made anew: a column that one shows can't change its type."""
+    for view in reversed(_VIEW.findall(text("views.sql"))):
+        conn.execute(SQL.drop_view.format(view=view))  # a view of the user's that reads one refuses it, and says so
     for number, statement in sorted(migrations().items()):
         if number > version:
             conn.execute(statement)
-    if version < SCHEMA_VERSION:
-        conn.execute(SQL.set_meta, {"version": SCHEMA_VERSION, "virtual": virtual})
+    conn.execute(text("views.sql"))
+    if conn.execute(SQL.has_roles).fetchone()[0]:
+        conn.execute(text("roles.sql"))  # what was granted on the views has gone with them

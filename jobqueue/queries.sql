@@ -28,14 +28,14 @@ select id, (select count(pg_notify('jobqueue_job', owner)) from woken) as woken 
 -- key.
 with won as (
   insert into jobqueue.job_key (key, job_id, fingerprint)
-  select %(key)s, nextval('jobqueue.job_id_seq'),
+  select %(key)s::text, nextval('jobqueue.job_id_seq'),
          jsonb_hash_extended(jsonb_build_array(%(type)s::text, %(payload)s::jsonb), 0)
-  where not exists (select from jobqueue.job_key where key = %(key)s)
+  where not exists (select from jobqueue.job_key where key = %(key)s::text)
   on conflict (key) do nothing
   returning job_id),
 new as (
   insert into jobqueue.job (id, type, payload, idempotency_key, run_at, max_attempts)
-  select job_id, %(type)s, %(payload)s::jsonb, %(key)s,
+  select job_id, %(type)s, %(payload)s::jsonb, %(key)s::text,
          coalesce(%(run_at)s::timestamptz, jobqueue.now() + %(delay)s::float8 * interval '1 second'), %(max_attempts)s
   from won returning id),
 woken as (
@@ -415,6 +415,13 @@ select to_regclass('jobqueue.meta') is not null as present
 
 -- name: meta
 select schema_version, virtual from jobqueue.meta
+
+-- name: has_roles
+select coalesce(bool_or(has_schema_privilege(oid, 'jobqueue', 'usage')), false)
+from pg_roles where rolname = 'jobqueue_observer'
+
+-- name: drop_view
+drop view if exists jobqueue.{view}
 
 -- name: set_meta
 insert into jobqueue.meta (schema_version, virtual) values (%(version)s, %(virtual)s)

@@ -124,7 +124,8 @@ class Queue:
         leases: lease seconds by type to claim. slots jobs are for free slots; `ahead` more are for later: these are
         never a last attempt, nor a job that has lost a lease, because a crash of this process takes all that it holds
         with it. after: the `last` of an earlier claim, where this one begins (None: at the oldest due job); what became
-        due before it later on is not seen. Outcomes are those of complete_many; the claim is empty without a reason (ask `why_empty`).
+        due before it later on is not seen. Outcomes are those of complete_many; the claim is empty without a reason
+        (ask `why_empty`).
         """
         limit = limits.integer(slots + ahead, "slots and ahead together", 0, limits.BATCH)
         asked = claim_arguments(owner, leases, slots, ahead, after)

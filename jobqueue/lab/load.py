@@ -93,7 +93,7 @@ def read(folder: str | os.PathLike[str]) -> Result:
     folder = Path(folder)
     try:
         told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        frames = {name: pd.read_csv(folder / f"{name}.csv") for name in FRAMES}
+        frames = {name: _numbers(pd.read_csv(folder / f"{name}.csv")) for name in FRAMES}
         known = dict(told["parameters"])
         own = {name: known.pop(name) for name in ("seed", "target_age_seconds", "required_rate", "facts")}
         return Result(setting=Setting(**known), **own, **frames)
@@ -244,7 +244,8 @@ def _between(steps: Sequence[Step], target: float) -> float | None:
 
 
 def _table(steps: Sequence[Step]) -> pd.DataFrame:
-    return pd.DataFrame([step.row for step in steps]).sort_values("offered", kind="stable", ignore_index=True)
+    found = pd.DataFrame([step.row for step in steps]).astype(float)
+    return found.sort_values("offered", kind="stable", ignore_index=True)
 
 
 def _result(setting: Setting, target: float, required, seed: int, facts: dict, steps: Sequence[Step]) -> Result:
@@ -253,6 +254,11 @@ def _result(setting: Setting, target: float, required, seed: int, facts: dict, s
         return pd.concat(parts, ignore_index=True).sort_values("offered", kind="stable", ignore_index=True)
 
     return Result(setting, target, required, seed, facts, _table(steps), gathered("waits"), gathered("ages"))
+
+
+def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
+    """As they were measured: a csv shows a whole float as an integer."""
+    return frame.astype({column: float for column in frame.select_dtypes("number")})
 
 
 def _facts(dsn: str, source: str) -> dict:

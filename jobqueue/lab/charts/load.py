@@ -212,11 +212,11 @@ def _dimension_finding(found, name):
     if found.empty:
         return "No steps"
     words = name.replace("_", " ")
-    best, worst = (found.loc[pick(found["pickup_p50_seconds"])] for pick in (pd.Series.idxmin, pd.Series.idxmax))
+    took, values = found["pickup_p50_seconds"], found[name]
+    best, worst = took.idxmin(), took.idxmax()
     return (
-        f"Median pick-up at {style.count(found['offered'].max())} jobs a second: "
-        f"{style.duration(best['pickup_p50_seconds'])} with {words} {best[name]}, "
-        f"{style.duration(worst['pickup_p50_seconds'])} with {worst[name]}"
+        f"Median pick-up at {style.count(found['offered'].max())} jobs a second: {style.duration(took[best])} with "
+        f"{words} {values[best]}, {style.duration(took[worst])} with {values[worst]}"
     )
 
 

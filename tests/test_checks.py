@@ -7,7 +7,20 @@ import pytest
 
 from jobqueue import Schedules
 from jobqueue.lab import checks
-from jobqueue.lab.history import OK, UNKNOWN, Call, Effect, End, History, Policy, Row, Slot, from_database, merge, slots_expected
+from jobqueue.lab.history import (
+    OK,
+    UNKNOWN,
+    Call,
+    Effect,
+    End,
+    History,
+    Policy,
+    Row,
+    Slot,
+    from_database,
+    merge,
+    slots_expected,
+)
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 

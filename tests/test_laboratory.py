@@ -5,13 +5,15 @@ import os
 import re
 import subprocess
 import sys
+from unittest.mock import ANY
 
+import psycopg
 import pytest
 
 from jobqueue import sql
 from jobqueue.__main__ import COMMANDS
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import campaign, cli, faults, laboratory, matrix
+from jobqueue.lab import aftermath, campaign, cli, destination, faults, handlers, laboratory, matrix, replay, workload
 
 DEBIAN = "/usr/lib/postgresql/15"
 
@@ -28,6 +30,27 @@ def test_every_group_of_the_laboratory_run_holds(found):
 def test_every_group_says_what_it_sent_and_what_it_saw(found):
     bare = [each["name"] for each in found["groups"] if not each["statements"] or not each["observations"]]
     assert (len(found["groups"]) >= 20, bare) == (True, [])
+
+
+def test_every_statement_of_the_laboratory_run_can_be_pasted(found, conn, virtual_conn, clock):
+    """Into an installed database, as psql would send it: it is understood, and what it finds there is up to it."""
+    conn.execute("create table public.destination (n bigint generated always as identity, job_id bigint, epoch bigint)")
+    refused = []
+    for group in found["groups"]:
+        for sent in group["statements"]:
+            if sent["statement"] == "make_destination":
+                continue
+            try:
+                with conn.transaction(force_rollback=True):
+                    conn.execute(sent["sql"])
+            except psycopg.Error as error:
+                refused.append((group["name"], sent["statement"], str(error)))
+    assert refused == []
+
+
+def test_observations_read_as_sentences_not_as_python(found):
+    words = [text for group in found["groups"] for each in group["observations"] for text in (each["what"], each["seen"])]
+    assert [text for text in words if re.search(r"\bTrue\b|\bFalse\b|\bNone\b|^\(|'", text) and "'s" not in text] == []
 
 
 @pytest.mark.long
@@ -94,6 +117,7 @@ def test_every_state_says_what_to_do_who_does_it_and_when_to_go_back(matrix_foun
     assert vague == []
 
 
+@pytest.mark.long
 def test_the_command_writes_the_matrix(tmp_path, capsys):
     assert cli.main(["matrix", "--out", str(tmp_path / "new" / "folder"), "--project", "Vega", "--quiet"]) == 0
     page = (tmp_path / "new" / "folder" / "failure-matrix.html").read_text()
@@ -124,6 +148,42 @@ def test_retention_counts_each_table_that_keeps_evidence(matrix_found):
 
 
 # ---------------------------------------------------------------- the campaign
+
+
+def test_a_campaign_judges_what_it_finds(dsn, conn, queue, tmp_path):
+    """A row of before the campaign, an effect twice, a job that is still ready, an enqueue that nobody answered."""
+    handlers.prepare(conn)
+    feed = replay.Feed(dsn, workload.poisson(rate=1, service=workload.exponential(1), n=1).draw(1))
+    done, open_job = queue.enqueue("job", {"record": "transaction"}).id, queue.enqueue("job").id
+    (lease,) = queue.claim("W")
+    queue.complete(lease)
+    effect = "insert into jobqueue_lab.effect (job_id, epoch, owner, destination, worker_clock) values (%s, 1, 'W', 'transaction', now())"
+    for _ in range(2):
+        conn.execute(effect, (done,))
+    conn.execute("update jobqueue.job set created_at = created_at - interval '1 day' where id = %s", (open_job,))
+    now = conn.execute("select now()").fetchone()[0]
+    service = destination.Service()
+    for door, epoch in (("fenced with a key", 1), ("unguarded", 2), ("unguarded", 1)):
+        service.take(door, done, epoch)
+    left = aftermath.Left(dsn, tmp_path, feed, service, [], now, now, ())
+    report = aftermath.judge(left, aftermath.Report(1, 1, "18", []))
+    assert {promise: members for promise, members in report.broken.items() if members} == {
+        "no effect is applied twice": [done],
+        "every enqueue was answered in the end": [0],
+        "every unknown is resolved: nothing is ready or running": [[open_job, "ready"]],
+        "no stored instant is a worker's": [[f"job {open_job}", ANY]],
+        "checker: lost": [f"job {open_job}: everything has ended, and it is still ready"],
+        "checker: duplicated effect": [f"lab/{done} at transaction: taken in 2 times"],
+    }
+    assert (report.held, report.doors["unguarded"]) == (False, {"taken": 2, "refused": 0, "repeated": 1, "stale": 1})
+
+
+def test_each_door_of_a_destination_keeps_out_what_it_promises():
+    service = destination.Service()
+    told = {door: [service.take(door, 1, epoch) for epoch in (1, 2, 2, 1)] for door in destination.DOORS}
+    assert told == {"unguarded": [200] * 4, "fenced": [200, 200, 200, 409], "fenced with a key": [200, 208, 208, 409]}
+    assert [service.repeated(door) for door in destination.DOORS] == [[1], [1], []]
+    assert [service.stale(door) for door in destination.DOORS] == [[1], [], []]
 
 
 def test_a_plan_is_the_same_for_the_same_seed_and_survives_json():

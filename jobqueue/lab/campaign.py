@@ -52,6 +52,7 @@ SCHEDULES = {
     "campaign/skip": {"misfire": "skip", "misfire_grace_seconds": 10},
     "campaign/overlap": {"misfire": "all", "overlap": "skip", "spread_seconds": 100},  # its offset: 70 s
 }
+SAID = "The campaign fills a database with jobs, over some 60 sessions, and kills and freezes the workers on them"
 ACTS = ("kill", "pause", "resume", "start", "cut", "slow", "skew", "poison", "burst", "crash_database", "stop_database")
 
 
@@ -91,27 +92,33 @@ def plan(minutes: float, seed: int, workers: int = WORKERS) -> list[faults.Fault
     return sorted(found, key=lambda fault: fault.at)
 
 
-def run(minutes: float = 10, seed: int = 7, *, prefix=None, progress: bool = True) -> Report:
-    """The whole campaign on a server of its own; nothing is left running. Raises JobQueueError if it can't be run."""
-    faulted = plan(minutes, seed)
-    load = workload.poisson(
-        rate=RATE, service=workload.exponential(SERVICE_SECONDS), n=max(100, int(RATE * minutes * 60))
-    )
+def run(minutes: float = 10, seed: int = 7, *, prefix=None, progress: bool = True,
+        confirm: bool | None = None) -> Report:  # fmt: skip
+    """The whole campaign on a server of its own, or (`database.ground`) in a database of its own on JOBQUEUE_DSN's,
+    which it neither stops nor crashes. Nothing is left running. Raises JobQueueError if it can't be run."""
     with ExitStack() as stack:
-        server = stack.enter_context(database.Server(prefix))
+        place = stack.enter_context(database.ground(f"{SAID} for {minutes:g} minutes.", prefix, confirm=confirm))
+        dsn = place.dsn if place.server else stack.enter_context(database.scratch(place.dsn))
         service = stack.enter_context(destination.serve())
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="jobqueue-campaign-")))
         schedules = _schedules(minutes)
-        began_at = _prepare(server.dsn, schedules)
-        options = {"record": "transaction", "post": {"url": service.url, "every": POST_EVERY}}
-        feed = Feed(server.dsn, load.draw(seed), name=f"campaign-{seed}", options=options, max_attempts=100)
-        with _fleet(server.dsn, folder) as fleet:
+        began_at = _prepare(dsn, schedules)
+        faulted = [fault for fault in plan(minutes, seed) if place.server or fault.kind not in ("crash", "outage")]
+        feed = _feed(dsn, minutes, seed, service.url)
+        with _fleet(dsn, folder) as fleet:
             feed.start()
-            injected = _inject(faulted, Steady(fleet, server), minutes, progress)
-            drained, paused_at = _drain(server, fleet, feed)
+            injected = _inject(faulted, Steady(fleet, place.server), minutes, progress)
+            drained, paused_at = _drain(place.server, fleet, feed)
             events = fleet.events
-        left = aftermath.Left(server.dsn, folder, feed, service, events, began_at, paused_at, tuple(schedules))
-        return aftermath.judge(left, Report(seed, minutes, server.version, faulted, injected, drain_seconds=drained))
+        left = aftermath.Left(dsn, folder, feed, service, events, began_at, paused_at, tuple(schedules))
+        return aftermath.judge(left, Report(seed, minutes, place.version, faulted, injected, drain_seconds=drained))
+
+
+def _feed(dsn: str, minutes: float, seed: int, url: str) -> Feed:
+    jobs = max(100, int(RATE * minutes * 60))
+    load = workload.poisson(rate=RATE, service=workload.exponential(SERVICE_SECONDS), n=jobs)
+    options = {"record": "transaction", "post": {"url": url, "every": POST_EVERY}}
+    return Feed(dsn, load.draw(seed), name=f"campaign-{seed}", options=options, max_attempts=100)
 
 
 def _schedules(minutes: float) -> dict[str, dict]:
@@ -174,7 +181,8 @@ def _wait(thread: threading.Thread, hands: Steady, seconds: float, progress: boo
 
 def _drain(server, fleet: Fleet, feed: Feed):
     """Everybody well again; returns how long it took until nothing was ready or running, and when schedules ended."""
-    server.start()
+    if server:
+        server.start()
     begun = time.monotonic()
     for place, process in [*enumerate(fleet.workers), *((loop.name, loop) for loop in fleet.loops)]:
         if process.state == "paused":
@@ -183,7 +191,7 @@ def _drain(server, fleet: Fleet, feed: Feed):
             fleet.start(place)
     if not feed.wait(DRAIN_SECONDS):
         raise JobQueueError(f"the load was not fed within {DRAIN_SECONDS:g} s after the last fault")
-    with psycopg.connect(server.dsn, autocommit=True) as conn:
+    with psycopg.connect(fleet.dsn, autocommit=True) as conn:
         _wait_for(conn, SQL.undecided, begun)
         (paused_at,) = conn.execute(SQL.now).fetchone()
         for schedule in Schedules(conn).list():
@@ -221,8 +229,7 @@ def _database_course(rng: random.Random, until: float) -> list[faults.Fault]:
         lambda at: faults.Fault(at, "outage", "database fast", 1.5),
         lambda at: faults.Fault(at, "outage", "database immediate", 1.0),
     ]
-    instants = [at for at in _instants(rng, until - 3, DATABASE_SECONDS)]
-    return [kinds[place % len(kinds)](at) for place, at in enumerate(instants)]
+    return [kinds[n % len(kinds)](at) for n, at in enumerate(_instants(rng, until - 3, DATABASE_SECONDS))]
 
 
 def _slow_course(rng: random.Random, until: float, workers: int) -> list[faults.Fault]:

@@ -253,12 +253,12 @@ def slot_never_fired(history: History) -> list[Violation]:
 
 
 def slot_against_policy(history: History) -> list[Violation]:
-    """A slot that was found late, or while the previous job had not ended, runs or is passed over as its policy says."""
+    """A slot found late, or while the previous job had not ended, runs or is passed over as its policy says."""
     found = []
     for policy in history.policies:
         runs = {row.slot: row for row in history.rows if row.schedule_id == policy.schedule_id and row.slot}
         missed = {one.slot: one.reason for one in history.missed if one.schedule_id == policy.schedule_id}
-        both = {slot: "it has a job, and is named as missed" for slot in runs.keys() & missed.keys()}
+        both = dict.fromkeys(runs.keys() & missed.keys(), "it has a job, and is named as missed")
         told = both | _against_misfire(policy, runs, missed) | _against_overlap(policy, runs, missed)
         found += [
             Violation("slot against its policy", _slot(policy.schedule_id, slot), words, (_policy(policy),))
@@ -278,7 +278,8 @@ def _against_misfire(policy: Policy, runs: dict, missed: dict) -> dict[datetime,
         if seen and policy.misfire == "skip":
             told[slot] = f"it was {_seconds(row.created_at - slot)} s late and ran all the same"
         if seen and policy.misfire == "last" and newer:
-            told[slot] = f"it was {_seconds(row.created_at - slot)} s late and ran, though {newer[-1]:%H:%M:%S} was newer"
+            late_by = _seconds(row.created_at - slot)
+            told[slot] = f"it was {late_by} s late and ran, though {newer[-1]:%H:%M:%S} was newer"
     if policy.misfire == "all" and len(known) <= policy.max_catch_up:
         told |= dict.fromkeys(passed, "it was passed over, though all are to be caught up")
     if policy.misfire == "last":

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from ..errors import InvalidInput
 
+YES = "JOBQUEUE_DSN's server may be used, in databases of this command's own: no question is asked"
+
 
 def parser() -> argparse.ArgumentParser:
     """`lab [--postgres-prefix DIR] --output NEW.json`, `lab campaign …`, `lab review …`."""
@@ -14,6 +16,7 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--output", metavar="NEW.json", help="where the laboratory run is written; must not exist")
     own.add_argument("--project", default="APS", help="name of the service whose design is reviewed")
     own.add_argument("--quiet", action="store_true", help="no progress bar")
+    own.add_argument("--yes", action="store_true", help=YES)
     own.set_defaults(act=_laboratory, verbose=False)
     commands = own.add_subparsers(dest="command", metavar="COMMAND")
     campaign = commands.add_parser("campaign", help="real kills, freezes and database crashes, by seed")
@@ -22,12 +25,14 @@ def parser() -> argparse.ArgumentParser:
     campaign.add_argument("--output", metavar="NEW.json", help="the report, with its plan; must not exist")
     campaign.add_argument("--postgres-prefix", metavar="DIR")
     campaign.add_argument("--quiet", action="store_true")
+    campaign.add_argument("--yes", action="store_true", help=YES)
     campaign.set_defaults(act=_campaign)
     matrix = commands.add_parser("matrix", help="the failure matrix, from a queue driven into every state")
     matrix.add_argument("--out", required=True, metavar="DIR", help="for Markdown, CSV, HTML and the state diagram")
     matrix.add_argument("--project", default="APS", help="name of the service whose design is reviewed")
     matrix.add_argument("--postgres-prefix", metavar="DIR")
     matrix.add_argument("--quiet", action="store_true")
+    matrix.add_argument("--yes", action="store_true", help=YES)
     matrix.set_defaults(act=_matrix)
     _add_load(commands)
     _add_review(commands)
@@ -89,7 +94,8 @@ def _laboratory(options) -> int:
 
     if not options.output:
         raise InvalidInput("lab needs --output NEW.json (or a command: campaign)")
-    found = laboratory.run(options.output, options.postgres_prefix, project=options.project, progress=not options.quiet)
+    found = laboratory.run(options.output, options.postgres_prefix, project=options.project,
+                           progress=not options.quiet, confirm=options.yes or None)  # fmt: skip
     print("\n".join(laboratory.summary(found)))
     print(f"PostgreSQL {found['postgresql']}: {'every promise held' if found['held'] else 'A PROMISE IS BROKEN'}")
     return 0 if found["held"] else 1
@@ -103,7 +109,8 @@ def _campaign(options) -> int:
     path = Path(options.output) if options.output else None
     if path and (path.exists() or not os.access(path.parent, os.W_OK)):
         raise InvalidInput(f"{path} exists, or its folder can't be written to: give a new name")
-    report = campaign.run(options.minutes, options.seed, prefix=options.postgres_prefix, progress=not options.quiet)
+    report = campaign.run(options.minutes, options.seed, prefix=options.postgres_prefix,
+                          progress=not options.quiet, confirm=options.yes or None)  # fmt: skip
     print(report.text())
     if path:
         path.write_text(report.dumps() + "\n", encoding="utf-8")
@@ -116,7 +123,8 @@ def _matrix(options) -> int:
     folder = Path(options.out)
     if folder.exists() and not folder.is_dir() or not os.access(_nearest(folder), os.W_OK):
         raise InvalidInput(f"{folder} is no folder, or can't be made or written to")
-    found = matrix.run(options.postgres_prefix, project=options.project, progress=not options.quiet)
+    found = matrix.run(options.postgres_prefix, project=options.project, progress=not options.quiet,
+                       confirm=options.yes or None)  # fmt: skip
     for path in found.save(folder):
         print(path)
     return 0

@@ -1,6 +1,6 @@
 """How a fleet's process begins: under the conditions that a plan of faults imposes, then as `python -m jobqueue` does.
 
-    python -P conditions.py worker --handlers …     # the arguments of `python -m jobqueue`, in an environment of a fleet
+    python -P conditions.py worker --handlers …     # the arguments of `python -m jobqueue`, in a fleet's environment
 
 Conditions stand in a file that the fleet writes and the process reads whenever it matters, so that they come and go
 while it runs: `skew` (its clock is wrong by so many seconds), `slow` (the lab's handlers take so many times as long),

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from psycopg import conninfo, sql
 
 from jobqueue.errors import InvalidInput, JobQueueError
 from jobqueue.lab import binaries, keeper
+from jobqueue.queue import Queue
 from jobqueue.sql import statements, text
 
 log = logging.getLogger(__name__)
@@ -149,6 +151,59 @@ class Server:
                 raise DatabaseError("the keeper of this server was killed: the server is gone, and its data with it")
             self._link = None
         raise DatabaseError(f"the keepers of this server end as soon as they begin: {_last_words(self._plan)}")
+
+
+OWN_ONLY = "It works only in databases of its own there, which it drops at the end, and touches no other."
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where a tool of the lab works, in databases that it makes: a server of its own, or the one of JOBQUEUE_DSN."""
+
+    dsn: str
+    version: str
+    source: str
+    server: Server | None  # our own, which may be stopped and killed; None: somebody's
+
+
+@contextlib.contextmanager
+def ground(said: str, prefix: str | os.PathLike[str] | None = None, *, confirm: bool | None = None) -> Iterator[Ground]:
+    """A server of one's own, unless JOBQUEUE_DSN names one (and no prefix is given): then that one, once agreed.
+
+    said: what will be done there, as a sentence. Raises DatabaseError where nobody agrees, the server can't be reached,
+    or its role may not create databases: nothing has been done then.
+    """
+    given = os.environ.get("JOBQUEUE_DSN")
+    if prefix is not None or not given:
+        with Server(prefix) as server:
+            yield Ground(server.dsn, server.version, server.source, server)
+        return
+    with _connected(given) as conn:
+        _require_createdb(conn)
+        [(version,)] = conn.execute(SQL.server_version).fetchall()
+    agree(f"JOBQUEUE_DSN names {redacted(given)}. {said} {OWN_ONLY}", confirm)
+    yield Ground(given, version.split()[0], "the server of JOBQUEUE_DSN", None)
+
+
+def agree(said: str, confirm: bool | None = None) -> None:
+    """Returns if somebody agrees: `confirm`, JOBQUEUE_LAB_YES=1, or a yes at the terminal; else DatabaseError."""
+    if confirm is None and os.environ.get("JOBQUEUE_LAB_YES") == "1":
+        confirm = True
+    if confirm is None and sys.stdin is not None and sys.stdin.isatty():
+        confirm = input(f"{said}\nGo on? [y/N] ").strip().lower() in ("y", "yes")
+    if not confirm:
+        raise DatabaseError(f"{said} Nothing was done: agree by --yes (or JOBQUEUE_LAB_YES=1), or leave JOBQUEUE_DSN "
+                            "unset for a server of its own")  # fmt: skip
+
+
+@contextlib.contextmanager
+def installed(dsn: str, *, virtual: bool = False) -> Iterator[str]:
+    """Name of a new database with the schema in it, for `scratch(template=…)`; nobody may be connected to it then."""
+    with scratch(dsn) as made:
+        with psycopg.connect(made, autocommit=True) as conn:
+            Queue(conn).install(virtual=virtual)
+            name = conn.info.dbname
+        yield name
 
 
 @contextlib.contextmanager

@@ -9,6 +9,9 @@ DROP DATABASE IF EXISTS {name} WITH (FORCE);
 -- name: may_create_databases
 SELECT rolcreatedb OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user;
 
+-- name: server_version
+SHOW server_version;
+
 -- name: is_virtual
 SELECT virtual FROM jobqueue.meta;
 

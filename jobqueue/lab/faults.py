@@ -19,10 +19,11 @@ MOST_SECONDS = 1e9
 KINDS = ("kill", "start", "pause", "resume", "stop", "cut", "slow", "skew", "down", "poison", "burst", "outage",
          "crash")
 LOOPS = ("reaper", "scheduler")  # and further ones of their kind: scheduler-2
-_NEEDS = {"slow": ("seconds", "factor"), "skew": ("by_seconds",), "down": ("seconds",), "outage": ("seconds",), "crash": ("seconds",),
-          "poison": ("n",), "burst": ("n", "service_seconds")}
+_NEEDS = {"slow": ("seconds", "factor"), "skew": ("by_seconds",), "down": ("seconds",), "outage": ("seconds",),
+          "crash": ("seconds",), "poison": ("n",), "burst": ("n", "service_seconds")}
 _PROCESSES = ("kill", "start", "pause", "resume", "stop", "cut", "skew")
-_SPELLS = ("kill", "pause", "slow", "skew", "down", "outage", "crash")  # a stop's seconds are its grace, a poison's a restart's
+# The seconds of the others are no spells: a stop's are its grace, a poison's those until its worker is back.
+_SPELLS = ("kill", "pause", "slow", "skew", "down", "outage", "crash")
 
 
 @dataclass(frozen=True)

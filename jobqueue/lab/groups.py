@@ -79,11 +79,12 @@ def adoption(lab: Bench) -> None:
     id = a.enqueue("mail").id
     a.claim("A", lease_seconds=10)
     clock.set(9)
-    lab.see("adoption at 9", str(b.adopt(id, "B")), "None")
+    lab.see("adoption at 9", b.adopt(id, "B"), None)
     clock.set(10)
     lab.see("adoption at 10", b.adopt(id, "B"), f"job {id}, epoch 2")
     job = b.get(id)
-    lab.see("the row", (job.locked_by, job.epoch, job.attempts, job.lease_losses), ("B", 2, 2, 1))
+    found = (job.locked_by, job.epoch, job.attempts, job.lease_losses)
+    lab.see("the row: owner, epoch, attempts, lost leases", found, ("B", 2, 2, 1))
 
 
 @group("the old session goes on executing", "What can a worker still do whose lease was taken over?", virtual=True)
@@ -104,7 +105,7 @@ def old_session(lab: Bench) -> None:
     lab.see("the new owner's publication", b.publish(new, "report.txt", good.digest), "APPLIED")
     job = b.get(old.id)
     named = (job.published_name, job.published_digest, job.published_epoch)
-    lab.see("what the row names", named, ("report.txt", good.digest, 2))
+    lab.see("the row: name, digest and epoch of the published candidate", named, ("report.txt", good.digest, 2))
 
 
 @group("check-then-write leaves a window", "Is it enough to look at the epoch before writing?", virtual=True)
@@ -120,7 +121,8 @@ def check_then_write(lab: Bench) -> None:
     b.conn.execute(LAB.write_unfenced, {"id": new.id, "epoch": new.epoch})
     if looked:
         a.conn.execute(LAB.write_unfenced, {"id": old.id, "epoch": old.epoch})
-    lab.see("epochs accepted by check-then-write: the stale one is among them", lab.value(LAB.written), [2, 1])
+    written = lab.value(LAB.written)
+    lab.see("epochs written, in order, by writers that looked first: the stale one came last", written, [2, 1])
     refused = a.conn.execute(LAB.write_fenced, {"id": old.id, "epoch": old.epoch}).rowcount
     lab.see("rows changed by the stale write with the fence in its WHERE", refused, 0)
 
@@ -135,17 +137,19 @@ def complete_once(lab: Bench) -> None:
     (lease,) = a.claim("A")
     candidate = publication.write(lab.folder, lease, b"the result")
     a.publish(lease, "report.txt", candidate.digest)
-    lab.see("complete", a.complete(lease), "APPLIED")
-    lab.see("the same again", a.complete(lease), "ALREADY_APPLIED")
-    lab.see("rows of the repeated UPDATE", next(s.rows for s in reversed(lab.sent) if s.statement == "complete"), 0)
-    lab.see("reconcile", a.reconcile(lease), "ALREADY_APPLIED")
+    lab.see("the first completion", a.complete(lease), "APPLIED")
+    lab.see("the same completion again", a.complete(lease), "ALREADY_APPLIED")
+    changed = next(sent.rows for sent in reversed(lab.sent) if sent.statement == "complete")
+    lab.see("rows that the repeated UPDATE changed", changed, 0)
+    lab.see("reconcile, which changes nothing", a.reconcile(lease), "ALREADY_APPLIED")
     lab.see(
-        "reconcile with the candidate",
+        "reconcile with the candidate's name and digest",
         a.reconcile(lease, name="report.txt", digest=candidate.digest),
         "ALREADY_APPLIED",
     )
     found = publication.verify(a.conn, lab.folder, lease.id)
-    lab.see("epoch, file and hash", (found.state, found.epoch, found.digest), ("available", 1, candidate.digest))
+    seen = (found.state, found.epoch, found.digest)
+    lab.see("verify: the file, its epoch and digest", seen, ("available", 1, candidate.digest))
 
 
 @group("lost, cancelled and incompatible told apart", "Does a worker learn why its report was refused?", virtual=True)
@@ -169,7 +173,7 @@ def cancellation(lab: Bench) -> None:
     a.enqueue("mail")
     (lease,) = a.claim("A")
     told = support.cancel(lease.id)
-    lab.see("before and after", (told.before, told.after), ("running", "cancelled"))
+    lab.see("cancel: status before and after", (told.before, told.after), ("running", "cancelled"))
     verbs = {
         "heartbeat": a.heartbeat(lease),
         "publish": a.publish(lease, "report.txt", "0" * 64),
@@ -178,8 +182,8 @@ def cancellation(lab: Bench) -> None:
         "complete": a.complete(lease),
     }
     for verb, outcome in verbs.items():
-        lab.see(verb, outcome, "CANCELLED")
-    lab.see("the sentence names the owner and its epoch", "A has held epoch 1" in told.message, True)
+        lab.see(f"{verb} by the worker, after it", outcome, "CANCELLED")
+    lab.see("cancel's sentence says that A has held epoch 1", "A has held epoch 1" in told.message, True)
 
 
 # ---------------------------------------------------------------- files
@@ -197,12 +201,12 @@ def orphan_sweep(lab: Bench) -> None:
     with a.conn.transaction():
         a.publish(second, "report.txt", candidate.digest)
         lab.see(
-            "swept while the publication is not committed",
+            "candidates swept while the publication is not committed",
             publication.sweep(janitor.conn, lab.folder, grace_seconds=0),
             1,
         )
-    lab.see("the orphan is gone", orphan.path.exists(), False)
-    lab.see("the published file", publication.verify(a.conn, lab.folder, second.id).state, "available")
+    lab.see("the candidate of the failed epoch is still on disk", orphan.path.exists(), False)
+    lab.see("verify of the published file", publication.verify(a.conn, lab.folder, second.id).state, "available")
 
 
 @group("artefact unavailable", "Is a result shown whose file is missing or was changed?")
@@ -215,9 +219,9 @@ def unavailable(lab: Bench) -> None:
     a.complete(lease)
     candidate.path.chmod(0o600)
     candidate.path.write_bytes(b"something else")
-    lab.see("altered", publication.verify(a.conn, lab.folder, lease.id).state, "unavailable")
+    lab.see("verify, the file altered", publication.verify(a.conn, lab.folder, lease.id).state, "unavailable")
     candidate.path.unlink()
-    lab.see("missing", publication.verify(a.conn, lab.folder, lease.id).state, "unavailable")
+    lab.see("verify, the file gone", publication.verify(a.conn, lab.folder, lease.id).state, "unavailable")
 
 
 @group("storage drills", "What does a full disk, a read-only folder or another file system leave?")
@@ -226,19 +230,22 @@ def storage(lab: Bench) -> None:
     a.enqueue("mail")
     (lease,) = a.claim("A")
     said = _in_child(_FULL, lab.folder, lease)
-    lab.see("a disk that takes no more (the process may write 64 KiB)", said, "InfrastructureError")
-    lab.see("files left by it", sorted(os.listdir(lab.folder)), [])
-    if os.geteuid() != 0:  # root may write everywhere, so it can't be refused
-        lab.folder.chmod(0o500)
-        lab.see("a read-only folder", _in_child(_PLAIN, lab.folder, lease), "InfrastructureError")
-        lab.folder.chmod(0o700)
+    lab.see("writing to a disk that takes no more (the process may write 64 KiB)", said, "InfrastructureError")
+    lab.see("files that it left", sorted(os.listdir(lab.folder)), [])
+    lab.folder.chmod(0o555)
+    lab.see("writing to a read-only folder", _in_child(_NOT_ROOT + _PLAIN, lab.folder, lease), "InfrastructureError")
+    lab.folder.chmod(0o700)
+    lab.see("files that it left", sorted(os.listdir(lab.folder)), [])
     other = _another_file_system(lab.folder)
     if other:
         source = other / f"jobqueue-lab-{os.getpid()}"
         source.write_bytes(b"from another file system")
         candidate = publication.write(lab.folder, lease, source)
         source.unlink()
-        lab.see("a file from another file system", candidate.path.read_bytes() == b"from another file system", True)
+        same = candidate.path.read_bytes() == b"from another file system"
+        lab.see("a file from another file system arrives whole", same, True)
+    else:
+        lab.leave_out("this machine has no second file system to write to")
 
 
 # ---------------------------------------------------------------- enqueueing
@@ -250,17 +257,17 @@ def uncommitted(lab: Bench) -> None:
     with producer.conn.transaction(force_rollback=True):
         id = producer.enqueue("mail").id
         lab.see("a claim before the commit", worker.claim("W"), "nothing: NONE")
-    lab.see("the row after the rollback", str(worker.get(id)), "None")
+    lab.see("the row after the rollback", worker.get(id), None)
 
 
 @group("duplicate key", "What does the same request twice make?")
 def duplicate_key(lab: Bench) -> None:
     a = lab.session("A")
     first = a.enqueue("mail", {"to": "ada"}, key="welcome/ada")
-    lab.see("the same again", a.enqueue("mail", {"to": "ada"}, key="welcome/ada"), f"job {first.id}, known")
+    lab.see("the same request again", a.enqueue("mail", {"to": "ada"}, key="welcome/ada"), f"job {first.id}, known")
     other = a.enqueue("mail", {"to": "bob"}, key="welcome/ada")
     lab.see("the same key with another payload: id, created, matches", tuple(other), (first.id, False, False))
-    lab.see("jobs", lab.value(LAB.jobs), 1)
+    lab.see("jobs in the table", lab.value(LAB.jobs), 1)
 
 
 @group("the archive keeps keys", "Is a key free again once its job is out of sight?")
@@ -269,8 +276,8 @@ def archive_keeps_keys(lab: Bench) -> None:
     first = a.enqueue("mail", key="welcome/ada")
     (lease,) = a.claim("A")
     a.complete(lease)
-    lab.see("archived", a.archive(older_than_seconds=0), 1)
-    lab.see("the same key", a.enqueue("mail", key="welcome/ada"), f"job {first.id}, known")
+    lab.see("rows archived", a.archive(older_than_seconds=0), 1)
+    lab.see("the same key again", a.enqueue("mail", key="welcome/ada"), f"job {first.id}, known")
     lab.see("a repeated completion still knows its answer", a.complete(lease), "ALREADY_APPLIED")
 
 
@@ -286,17 +293,22 @@ def infrastructure(lab: Bench) -> None:
     id = a.enqueue("mail", max_attempts=1).id
     Worker(lab.dsn, {"mail": away}).run_once()
     job = a.get(id)
-    lab.see("the row", (job.status, job.attempts, job.releases), ("ready", 0, 1))
+    lab.see("the row: status, attempts, releases", (job.status, job.attempts, job.releases), ("ready", 0, 1))
 
 
-@group("a poison job dies", "Does a job that kills its worker ever stop, and does it take others with it?")
+@group("a poison job dies", "Does a job that kills its worker ever stop, and what becomes of a job beside it?")
 def poison(lab: Bench) -> None:
     a = lab.session("A")
-    id = a.enqueue("poison", max_attempts=2).id
-    for _ in range(2):
-        _claimed_and_killed(lab, a, id)
-    job = a.get(id)
-    lab.see("the row", (job.status, job.attempts, job.lease_losses), ("dead", 2, 2))
+    poison, beside = a.enqueue("poison", max_attempts=2).id, a.enqueue("mail", max_attempts=2).id
+    _claimed_and_killed(lab, a, [poison, beside])
+    job = a.get(beside)
+    told = (job.status, job.attempts, job.lease_losses)
+    lab.see("the healthy job beside it, same worker: status, attempts, lost leases", told, ("ready", 1, 1))
+    lab.see("its next attempt, in another worker", a.complete(a.claim("A", types=["mail"])[0]), "APPLIED")
+    _claimed_and_killed(lab, a, [poison])
+    job = a.get(poison)
+    told = (job.status, job.attempts, job.lease_losses)
+    lab.see("the poison job: status, attempts, lost leases", told, ("dead", 2, 2))
 
 
 @group("one slot, two schedulers", "Does a slot fire twice when two schedulers meet it?", virtual=True)
@@ -306,8 +318,8 @@ def one_slot(lab: Bench) -> None:
     Schedules(a.conn).put("report", "mail", "*/5 * * * *")
     clock.set(300)
     made = [len(Schedules(queue.conn).tick().jobs) for queue in (a, b)]
-    lab.see("jobs by A and by B", made, [1, 0])
-    lab.see("jobs", lab.value(LAB.jobs), 1)
+    lab.see("jobs made by A, by B", made, [1, 0])
+    lab.see("jobs in the table", lab.value(LAB.jobs), 1)
 
 
 @group("skewed worker clocks", "What does a worker change whose clock is an hour wrong?")
@@ -317,8 +329,9 @@ def skewed(lab: Bench) -> None:
     for hours in (-1, 1):
         _python(_SKEWED, lab.dsn, str(hours * 3600))
     rows = [a.get(id) for id in ids]
-    lab.see("both are done", [job.status for job in rows], ["done", "done"])
-    lab.see("and no stored instant lies outside the test", lab.value(LAB.odd_instants), 0)
+    ends = [job.status for job in rows]
+    lab.see("jobs run by a worker whose clock is an hour behind, an hour ahead", ends, ["done", "done"])
+    lab.see("rows with an instant outside of this test", lab.value(LAB.odd_instants), 0)
 
 
 # ---------------------------------------------------------------- identities
@@ -334,11 +347,11 @@ def identity(lab: Bench) -> None:
     lab.see("two workers with one name hold different jobs", mine.id != its.id, True)
     clock.set(10)
     again = twin.adopt(mine.id, "A", lease_seconds=10)
-    lab.see("the same name again, another epoch", again.epoch, 2)
-    lab.see("the one before it is fenced by its epoch", a.complete(mine), "LOST")
-    lab.see("the one after it completes", twin.complete(again), "APPLIED")
+    lab.see("the epoch of an adoption under the same name", again.epoch, 2)
+    lab.see("the process before it completes", a.complete(mine), "LOST")
+    lab.see("the process after it completes", twin.complete(again), "APPLIED")
     owners = [Worker(lab.dsn, {"mail": print}).owner for _ in range(2)]
-    lab.see("default owners of one pid differ", owners[0] != owners[1], True)
+    lab.see("default owners differ, though the pid is the same", owners[0] != owners[1], True)
 
 
 # ---------------------------------------------------------------- destinations
@@ -364,15 +377,23 @@ def over_http(lab: Bench) -> None:
 # ---------------------------------------------------------------- processes of their own
 
 _SKEWED = """
-import sys, time, datetime
-real, by = time.time, float(sys.argv[2])
-time.time = lambda: real() + by
-class Skewed(datetime.datetime):
-    @classmethod
-    def now(cls, tz=None): return super().fromtimestamp(time.time(), tz)
-datetime.datetime = Skewed
-from jobqueue import Worker
-Worker(sys.argv[1], {"mail": lambda lease, context: None}, concurrency=1, prefetch=0).run_once()
+import json, os, sys, tempfile
+from jobqueue.lab import conditions
+with tempfile.TemporaryDirectory() as folder:
+    os.environ |= {conditions.FILE: folder + "/conditions.json", conditions.PROCESS: "worker"}
+    with open(os.environ[conditions.FILE], "w") as file:
+        json.dump({"skew worker": [float(sys.argv[2]), None]}, file)
+    conditions.bend_the_clock()
+    from jobqueue import Worker
+    Worker(sys.argv[1], {"mail": lambda lease, context: None}, concurrency=1, prefetch=0).run_once()
+"""
+
+_NOT_ROOT = """
+import os
+from jobqueue import publication
+from jobqueue.lab.groups import lease_of
+if os.geteuid() == 0:  # root may write everywhere: nothing would be refused
+    os.setgid(65534), os.setuid(65534)
 """
 
 _PLAIN = """
@@ -411,19 +432,34 @@ def _python(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def _claimed_and_killed(lab: Bench, queue: Queue, id: int) -> None:
-    """A real process claims the job, and the job kills it; then its lease ends and is taken away."""
-    code = "import os, signal, sys\nfrom jobqueue import Worker, Handler\n" + (
-        "def poison(lease, context): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "Worker(sys.argv[1], {'poison': Handler(poison, lease_seconds=0.2)}).run_once()\n"
-    )
+_POISONED = """
+import os, signal, sys, threading
+from jobqueue import Handler, Worker
+beside = threading.Event()
+def poison(lease, context):
+    beside.wait(float(sys.argv[2]))
+    os.kill(os.getpid(), signal.SIGKILL)
+def mail(lease, context):
+    beside.set()
+    threading.Event().wait()
+handlers = {"poison": Handler(poison, lease_seconds=0.2), "mail": Handler(mail, lease_seconds=0.2)}
+Worker(sys.argv[1], handlers, concurrency=2).run_once()
+"""
+
+
+def _claimed_and_killed(lab: Bench, queue: Queue, ids: list[int]) -> None:
+    """A real process claims the jobs, and one of them kills it; then its leases end and are taken away."""
     root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run([sys.executable, "-c", code, lab.dsn], env=os.environ | {"PYTHONPATH": root}, timeout=120)
-    lab.see("the worker's end", done.returncode, -9)
-    lab.value(LAB.wait_for_the_end, id=id)
+    wait = "20" if len(ids) > 1 else "0"  # for the neighbour to have begun
+    command = [sys.executable, "-c", _POISONED, lab.dsn, wait]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": root}, timeout=120)
+    lab.see("the worker is ended by signal", -done.returncode, 9)
+    for id in ids:
+        lab.value(LAB.wait_for_the_end, id=id)
     queue.reap()
     with psycopg.connect(lab.dsn, autocommit=True) as conn:
-        conn.execute(LAB.due_now, {"id": id})
+        for id in ids:
+            conn.execute(LAB.due_now, {"id": id})
 
 
 def _another_file_system(folder: Path) -> Path | None:

@@ -77,7 +77,7 @@ def steps(fault: faults.Fault, hands) -> list[tuple]:
 def _check(fault: faults.Fault) -> None:
     """What the simulation can do and real processes can't."""
     if fault.kind == "down" and fault.capacity is not None:
-        raise InvalidInput("what is down bears nothing, and all once it is back: `capacity` is for the simulation alone")
+        raise InvalidInput("what is down bears nothing, and all once it is back: capacity is for the simulation alone")
     if fault.kind == "poison" and fault.target != "poison":
         raise InvalidInput(f"jobs that kill their worker are of the type 'poison' here, not {fault.target!r}")
 

@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 
 from ..errors import InvalidInput, JobQueueError
 from ..queue import Queue
-from ..sql import SQL
+from ..sql import SQL, statements, text
 from . import database
 from .clock import VirtualClock
 from .sessions import shown
@@ -31,13 +31,24 @@ from .sessions import shown
 PROJECT = "APS"  # the fictitious service whose design is reviewed
 
 
+SAID = "The laboratory run plays each of its groups in a database of its own, with a few processes, for a minute."
+READING = (
+    "Each group answers its question. statements: what each session sent, in order, with the rows that it changed or "
+    "returned; the text is psql's, for a database in which `python -m jobqueue install` was run. observations: what "
+    "was looked at, what was seen, what the promise demands. verdict: held, broken, or skipped. Groups on logical "
+    "time set the clock of their sessions by the statement set_clock, which a normal installation ignores."
+)
+
+
 @dataclass(frozen=True)
 class Sent:
-    """One statement: who sent it, its name in queries.sql (or its text), and the rows that it changed or returned."""
+    """One statement: who sent it, its name in the .sql file, the rows that it changed or returned (None: neither), and
+    its text as it can be pasted into psql, arguments filled in."""
 
     session: str
     statement: str
     rows: int | None
+    sql: str
 
 
 @dataclass(frozen=True)
@@ -72,11 +83,11 @@ class Skip(Exception):
 class Bench:
     """What a group works with: sessions that record, a folder, one database of its own."""
 
-    def __init__(self, dsn: str, folder: Path, stack: contextlib.ExitStack, virtual: bool):
+    def __init__(self, dsn: str, folder: Path, stack: contextlib.ExitStack):
         self.dsn, self.folder, self._stack = dsn, folder, stack
         self.sent: list[Sent] = []
         self.observations: list[Observation] = []
-        self._virtual = virtual
+        self.missing: list[str] = []
 
     def session(self, name: str) -> Queue:
         """A queue on a connection of its own, in whose name its statements are recorded."""
@@ -89,6 +100,10 @@ class Bench:
 
     def see(self, what: str, seen: Any, expected: Any) -> None:
         self.observations.append(Observation(what, _text(seen), _text(expected)))
+
+    def leave_out(self, what: str) -> None:
+        """Something that this machine can't show; the reason stands in the group."""
+        self.missing.append(what)
 
     def value(self, statement: str, **asked) -> Any:
         """One value, read on a connection that is not recorded."""
@@ -123,17 +138,19 @@ def group(name: str, question: str, *, virtual: bool = False):
     return register
 
 
-def run(output: str | Path | None, prefix=None, *, project: str = PROJECT, progress: bool = True) -> dict:
-    """All groups on a server of its own; writes `output` (which must not exist: nothing is overwritten). The JSON's
-    value.
+def run(output: str | Path | None, prefix=None, *, project: str = PROJECT, progress: bool = True,
+        confirm: bool | None = None) -> dict:  # fmt: skip
+    """All groups on a server of its own, or (`database.ground`) on JOBQUEUE_DSN's; writes `output`, which must not
+    exist: nothing is overwritten. The JSON's value.
 
-    Raises InvalidInput where the output exists or can't be written.
+    Raises InvalidInput where the output exists or can't be written, DatabaseError where there is no server to work on.
     """
     from . import groups  # noqa: F401 - registers them
 
     path = None if output is None else _reserved(Path(output))
     try:
-        found = _run(prefix, project, progress)
+        with database.ground(SAID, prefix, confirm=confirm) as place:
+            found = _run(place, project, progress)
     except BaseException:
         if path is not None:
             path.unlink(missing_ok=True)  # reserved by us, and still empty
@@ -143,15 +160,18 @@ def run(output: str | Path | None, prefix=None, *, project: str = PROJECT, progr
     return found
 
 
-def _run(prefix, project: str, progress: bool) -> dict:
-    with database.Server(prefix) as server:
+def _run(place: database.Ground, project: str, progress: bool) -> dict:
+    with database.installed(place.dsn) as plain, database.installed(place.dsn, virtual=True) as virtual:
         bar = tqdm(GROUPS, desc="laboratory", unit="group", disable=not progress)
-        results = [_play(server.dsn, *each) for each in bar]
-        version, source = server.version, server.source
+        results = [
+            _play(place.dsn, name, question, virtual if on_logical_time else plain, function)
+            for name, question, on_logical_time, function in bar
+        ]
     return {
         "project": project,
-        "postgresql": version,
-        "server": source,
+        "about": READING,
+        "postgresql": place.version,
+        "server": place.source,
         "groups": [_as_dict(result) for result in results],
         "held": all(result.verdict != "broken" for result in results),
     }
@@ -163,13 +183,11 @@ def _as_dict(result: Group) -> dict:
     return told
 
 
-def _play(dsn: str, name: str, question: str, virtual: bool, function: Callable[[Bench], None]) -> Group:
+def _play(dsn: str, name: str, question: str, template: str, function: Callable[[Bench], None]) -> Group:
     folder = Path(tempfile.mkdtemp(prefix="jobqueue-lab-"))
     try:
-        with database.scratch(dsn) as own, contextlib.ExitStack() as stack:
-            with psycopg.connect(own, autocommit=True) as conn:
-                Queue(conn).install(virtual=virtual)
-            bench = Bench(own, folder, stack, virtual)
+        with database.scratch(dsn, template=template) as own, contextlib.ExitStack() as stack:
+            bench = Bench(own, folder, stack)
             try:
                 function(bench)
             except Skip as reason:
@@ -184,7 +202,8 @@ def _play(dsn: str, name: str, question: str, virtual: bool, function: Callable[
                     name, question, bench.sent, bench.observations, "broken", f"{type(error).__name__}: {error}"
                 )
             held = bool(bench.observations) and all(each.held for each in bench.observations)
-            return Group(name, question, bench.sent, bench.observations, "held" if held else "broken")
+            reason = "; ".join(bench.missing)
+            return Group(name, question, bench.sent, bench.observations, "held" if held else "broken", reason)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -199,23 +218,43 @@ def _reserved(path: Path) -> Path:
     return path
 
 
-def _recording(session: str, sent: list[Sent]) -> type[psycopg.Cursor]:
-    names = {statement: name for name, statement in vars(SQL).items()}
+_OTHERS = tuple(statements(text(f"lab/{name}.sql")) for name in ("groups", "database"))
 
+
+def _recording(session: str, sent: list[Sent]) -> type[psycopg.Cursor]:
     class Recording(psycopg.Cursor):
         def execute(self, query, params=None, **options):
             try:
                 super().execute(query, params, **options)
             finally:
-                words = names.get(query) or (query if isinstance(query, str) else repr(query))
                 rows = self.rowcount if self.rowcount >= 0 else None
-                sent.append(Sent(session, words, rows))
+                sent.append(Sent(session, _name(query), rows, _pasted(self.connection, query, params)))
             return self
 
     return Recording
 
 
+def _name(query) -> str:
+    """Its name in one of the .sql files; else its first words."""
+    for known in (SQL, *_OTHERS):
+        for name, statement in vars(known).items():
+            if statement == query:
+                return name
+    return " ".join(str(query).split()[:6])
+
+
+def _pasted(conn: psycopg.Connection, query, params) -> str:
+    if conn.closed:
+        return ""
+    return psycopg.ClientCursor(conn).mogrify(query, params)
+
+
 def _text(value: Any) -> str:
+    """As support reads it: yes and no, none, and the members of a tuple in a row."""
+    if type(value) is tuple:
+        return ", ".join(map(_text, value))
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
     return value if isinstance(value, str) else shown(value)
 
 

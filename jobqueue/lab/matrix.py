@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -32,7 +33,7 @@ COMPLETE = (
     "The business calls a job complete when it is done AND published AND the file behind it is verified: "
     "status = 'done', published_digest is not null, and publication.verify answers “available”."
 )
-ASSUMED = "20,000 jobs a day, each with a key, a small payload and one result of 100 kB; one result in 100 is an orphan."
+ASSUMED = "20,000 jobs a day, each with a key, a small payload and one result of 100 kB; one in 100 is an orphan."
 KEPT = {
     "job rows": "until archived: archive_after_seconds, a day",
     "archive rows": "archive_ttl_seconds, for ever by default",
@@ -42,7 +43,8 @@ KEPT = {
 }
 STYLE = (
     "body{font:14px sans-serif;margin:24px}table{border-collapse:collapse}td,th{border:1px solid #999;padding:4px 6px;"
-    "vertical-align:top;text-align:left}pre{margin:0;white-space:pre-wrap;font-size:12px}svg{max-width:100%;height:auto}"
+    "vertical-align:top;text-align:left}pre{margin:0;white-space:pre-wrap;font-size:12px}svg{max-width:100%;"
+    "height:auto}"
 )
 READING = (
     "Each state: what was observed while a real queue was in it, the action allowed, who is responsible, and the sign "
@@ -50,6 +52,7 @@ READING = (
     "transaction; put your job's id, type, key or schedule in the place of this one's. Commands in `backquotes` are "
     "arguments of python -m jobqueue."
 )
+SAID = "The failure matrix drives a queue into each of its states, in a database each, for a minute."
 COLUMNS = ("state", "observed", "query", "action", "responsible", "roll_back")
 
 
@@ -176,20 +179,25 @@ def state(name: str, action: str, responsible: str, roll_back: str):
     return register
 
 
-def run(prefix=None, *, project: str = PROJECT, progress: bool = False) -> Matrix:
-    """Drives a queue of its own into every state, one database each, and measures what a job's rows weigh."""
+def run(prefix=None, *, project: str = PROJECT, progress: bool = False, confirm: bool | None = None) -> Matrix:
+    """Drives a queue into every state, in a database each, on a server of its own or (`database.ground`) on
+    JOBQUEUE_DSN's; and measures what a job's rows weigh."""
     from . import matrix_states  # noqa: F401 - registers them
 
-    with database.Server(prefix) as server, tempfile.TemporaryDirectory(prefix="jobqueue-matrix-") as folder:
+    with (
+        database.ground(SAID, prefix, confirm=confirm) as place,
+        database.installed(place.dsn) as template,
+        tempfile.TemporaryDirectory(prefix="jobqueue-matrix-") as folder,
+    ):
         bar = tqdm(STATES, desc="failure matrix", unit="state", disable=not progress)
-        entries = [_entry(server.dsn, Path(folder) / str(place), *each) for place, each in enumerate(bar)]
-        return Matrix(project, server.version, entries, _weighed(server.dsn))
+        own = partial(database.scratch, place.dsn, template=template)
+        entries = [_entry(own, Path(folder) / str(number), *each) for number, each in enumerate(bar)]
+        return Matrix(project, place.version, entries, _weighed(own))
 
 
-def _entry(dsn: str, folder: Path, name: str, action: str, responsible: str, roll_back: str, drive_into) -> Entry:
-    with database.scratch(dsn) as own, contextlib.ExitStack() as stack:
+def _entry(scratch, folder: Path, name: str, action: str, responsible: str, roll_back: str, drive_into) -> Entry:
+    with scratch() as own, contextlib.ExitStack() as stack:
         queues = [Queue(stack.enter_context(psycopg.connect(own, autocommit=True))) for _ in range(2)]
-        queues[0].install()
         folder.mkdir()
         drive = Drive(own, *queues, folder, stack)
         statement, asked = drive_into(drive)
@@ -200,11 +208,10 @@ def _entry(dsn: str, folder: Path, name: str, action: str, responsible: str, rol
         return Entry(name, f"{shown}; {found}" if found else shown, query, action, responsible, roll_back)
 
 
-def _weighed(dsn: str) -> dict[str, int]:
+def _weighed(scratch) -> dict[str, int]:
     """Bytes a job keeps in each table with its indexes: keyed jobs with a small payload, done, then archived."""
-    with database.scratch(dsn) as own, psycopg.connect(own, autocommit=True) as conn:
+    with scratch() as own, psycopg.connect(own, autocommit=True) as conn:
         queue = Queue(conn)
-        queue.install()
         queue.enqueue_many(
             [{"type": "mail", "payload": {"to": f"user-{n}"}, "key": f"k/{n}"} for n in range(COST_JOBS)]
         )

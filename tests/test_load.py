@@ -16,7 +16,7 @@ import pytest
 from helpers import wait_until
 
 from jobqueue.errors import InvalidInput, JobQueueError
-from jobqueue.lab import charts, database, labels, load, producer, ramp, verdict, waits
+from jobqueue.lab import charts, database, labels, load, peers, producer, ramp, verdict, waits
 from jobqueue.lab.verdict import judge
 
 RATES = [200.0, 400.0, 800.0, 1600.0]
@@ -344,3 +344,22 @@ def test_the_text_changes_with_the_data():
     assert "limit        workers, at 1,600/s: the slots are 97% busy" in one.text()
     assert "limit        none found: no step missed the target" in calm.text()
     assert "broker       not indicated: at least 1,600 jobs a second are sustained, and 600 are needed" in calm.text()
+
+
+# ---- other queues ----------------------------------------------------------------------------------------------------
+
+
+def test_peers_are_medians_of_a_benchmark_or_named_as_published(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "ROOT", tmp_path)
+    published = peers.drains()
+    assert "authors' machine" in published.attrs["source"] and published["ours"].sum() == 1
+    rows = [("drain1", name, value) for name, value in (("ours", 9), ("ours", 10), ("ours", 30), ("pgqueuer", 4))]
+    rows += [("drain2", "ours", 12), ("drain1", "graphile", 8), ("drain1", "pgfloor", 20), ("pickup", "ours", 1)]
+    place = tmp_path / "data" / "runs" / "bench-1"
+    place.mkdir(parents=True)
+    pd.DataFrame(rows, columns=["reading", "contender", "value"]).to_csv(place / "bench.csv")
+    found = peers.drains()
+    assert (found.attrs["source"], found["drain_1"].tolist()) == ("./run bench, bench-1", [20, 10, 8, 4])
+    assert found.loc[1, ["name", "drain_2", "ours"]].tolist() == ["this queue", 12, True]
+    with pytest.raises(InvalidInput, match="holds no drains"):
+        peers.drains(tmp_path / "none.csv")

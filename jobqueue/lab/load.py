@@ -258,7 +258,7 @@ def _result(setting: Setting, target: float, required, seed: int, facts: dict, s
 
 def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
     """As they were measured: a csv shows a whole float as an integer."""
-    return frame.astype({column: float for column in frame.select_dtypes("number")})
+    return frame.astype(dict.fromkeys(frame.select_dtypes("number"), float))
 
 
 def _facts(dsn: str, source: str) -> dict:

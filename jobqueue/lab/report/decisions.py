@@ -100,7 +100,7 @@ def bearing(rate: float, directory: Path | None = None) -> Bearing:
 def _workers(found, row) -> Decision:
     day, plan, curve = found["day"].figures, found["plan"].figures, found["workers"].figures
     chosen, limit, p99 = curve["workers"], row["limit"], day["p99_age"]
-    met = p99 <= limit
+    met = bool(p99 <= limit)
     asked = (
         f"The planner's busiest stretch ({n(plan['stretch_jobs'], 'job')} in {d(plan['stretch_seconds'])}) needs "
         f"{plan['planned_workers']:,}, the whole load by computation {plan['fifo_workers']:,}; the larger is chosen. "
@@ -170,13 +170,15 @@ def _poll(found, row) -> Decision:
 
 def _backoff(found, row) -> Decision:
     backoff, plan = parameters(found["plan"])["backoff"], found["plan"].figures
-    scale = found["workers"].figures["workers"] / plan["planned_workers"]  # the herd is as large as the fleet
+    scale = plan["herd_scale"]  # the planner's herd is that of its own number of workers
     peak, expected = row["simulated"] * scale, row["by_formula"] * scale
-    met = peak <= row["limit"]
+    met = bool(peak <= row["limit"])
     choice = f"{backoff.shape}, {backoff.jitter} jitter, {d(backoff.base_seconds)} to {d(backoff.ceiling_seconds)}"
+    outage = found["plan"].parameters["outage_seconds"]
+    bound = backoff.base_seconds >= outage / 4
     why = "" if met else (
-        " NOT met: the base is bound to a quarter of the outage, and the load is so slow, or the fleet so large, that "
-        "a herd of all workers outruns it for a moment; the retries still end in time."
+        f" NOT met: {'a base over a quarter of the outage would notice its end too late, and ' if bound else ''}"
+        f"{n(found['workers'].figures['workers'], 'worker')} are many for so slow an arrival of jobs."
     )  # fmt: skip
     sentence = (
         f"Back off {choice}. If all {n(found['workers'].figures['workers'], 'worker')} fail at one instant, their "
@@ -184,7 +186,7 @@ def _backoff(found, row) -> Decision:
         f"jobs a second arrive in the busiest stretch.{why}"
     )
     return Decision("backoff", choice, f"herd's retries/s ≤ {row['limit']:,.3g}", f"{peak:,.3g}/s",
-                    f"{expected:,.3g}/s", bool(met), "retry-herd", sentence)  # fmt: skip
+                    f"{expected:,.3g}/s", met, "retry-herd", sentence)  # fmt: skip
 
 
 def _attempts(found, row) -> Decision:
@@ -206,7 +208,7 @@ def _attempts(found, row) -> Decision:
 def _broker(found, bears: Bearing) -> Decision:
     rate = needed(found)
     share = f" ({rate / bears.per_second:.2%})" if bears.per_second else ""
-    met = rate <= bears.per_second
+    met = bool(rate <= bears.per_second)
     broker = bears.broker if bears.judged else (False if met else None)
     choice = {True: "a broker is indicated", False: "no broker", None: "broker or not is open"}[broker]
     asked = f"The busiest minute brings {rate:,.3g} jobs a second"

@@ -158,6 +158,7 @@ def _delays(found, _) -> Drawn:
     run, backoff = found["retries"], _chosen(found)["backoff"]
     about = {"base_seconds": backoff.base_seconds, "ceiling_seconds": backoff.ceiling_seconds, **run.about}
     sheet = charts.delay_by_attempt(run["delays"], {"recommended": backoff}, **about)
+    sheet.axes[0].set_title("", loc="left")  # there is one policy only
     caption = "The recommended backoff: the delay before the next attempt, drawn and in closed form."
     return sheet, caption, {"delays": run["delays"]}, about
 

@@ -181,16 +181,24 @@ def _plan(bench: Bench) -> Stored:
     values = {**found.parameters()}
     least = fifo.fewest(work, targets.p99_age_seconds)
     values["workers"] = max(values["workers"], least)
-    values["backoff"] = asdict(values["backoff"])
+    more, base = values["workers"] / found["workers"].value, values["backoff"].base_seconds
+    values["backoff"] = asdict(_slower(values["backoff"], more, targets.outage_seconds))
     table = found.frame()
     table["value"] = table["value"].map(_worded)
     figures = {
         "values": values, "planned_workers": found["workers"].value, "fifo_workers": least,
         "stretch_jobs": len(stretch), "stretch_seconds": stretch.span_seconds, "stretch_erlangs": stretch.offered_load,
         "stretch_mean_seconds": float(stretch.service_seconds.mean()),
-        "mean_delay_sum_seconds": planner._mean_until(found["backoff"].value, found["max_attempts"].value),
+        "herd_scale": more * base / values["backoff"]["base_seconds"],
+        "mean_delay_sum_seconds": planner._mean_until(Backoff(**values["backoff"]), values["max_attempts"]),
     }  # fmt: skip
     return bench.stored({"jobs": PLANNED_JOBS, **asdict(targets)}, figures, {"recommendations": table})
+
+
+def _slower(backoff: Backoff, more: float, outage_seconds: float) -> Backoff:
+    """For so many times as many workers: a herd as slow as before, within the planner's bounds."""
+    base = min(max(backoff.base_seconds, float(f"{backoff.base_seconds * more:.2g}")), outage_seconds / 4)
+    return replace(backoff, base_seconds=max(base, backoff.base_seconds))
 
 
 def _worded(value) -> str:

@@ -2,37 +2,39 @@
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from string import Template
 
 import pandas as pd
 
-from .. import export, style
+from .. import style
 from .blocks import Block, Figure, Heading, Listing, Paragraph, Table
 
 GENERATOR = "jobqueue.lab.report"
 _FILES = resources.files(__package__)
 
 
-def page(title: str, blocks: Sequence[Block]) -> bytes:
-    """The whole document."""
+def page(title: str, blocks: Sequence[Block], drawn: Mapping[str, bytes]) -> bytes:
+    """The whole document; `drawn` has the SVG of each figure by its slug."""
     headings = [block.text for block in blocks if isinstance(block, Heading)]
     contents = "".join(f'<li><a href="#{_anchor(text)}">{_text(text)}</a></li>' for text in headings)
     known = {block.number for block in blocks if isinstance(block, Figure)}
-    body = "\n".join(_linked(_MAKERS[type(block)](block), known) for block in blocks)
+    body = "\n".join(
+        _figure(block, drawn[block.slug]) if isinstance(block, Figure) else _linked(_MAKERS[type(block)](block), known)
+        for block in blocks
+    )
     template = Template((_FILES / "page.html").read_text(encoding="utf-8"))
     css = (_FILES / "page.css").read_text(encoding="utf-8")
     told = {"title": _text(title), "css": css, "contents": contents, "body": body, "generator": GENERATOR}
     return template.substitute(told).encode()
 
 
-def inline_svg(figure: Figure) -> str:
-    """The figure's SVG to stand inside of HTML: no prolog, no metadata, and ids of its own."""
-    text = export.svg(figure.sheet, figure.caption, {}).decode()
+def inline_svg(content: bytes, own: str) -> str:
+    """An SVG file to stand inside of HTML: no prolog, no metadata, and ids that begin with `own`."""
+    text = content.decode()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
-    own = f"f{figure.number}-"
     text = re.sub(r'\bid="', f'id="{own}', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{own}", text)
     return text.replace("<svg ", '<svg aria-hidden="true" ', 1).strip()
@@ -50,10 +52,11 @@ def _listing(block: Listing) -> str:
     return f"<pre>{_text(block.text)}</pre>"
 
 
-def _figure(block: Figure) -> str:
+def _figure(block: Figure, content: bytes) -> str:
     said = f"{block.sheet.finding}. {block.caption}"
+    picture = inline_svg(content, f"f{block.number}-")
     return (
-        f'<figure id="figure-{block.number}"><div role="img" aria-label="{_text(said)}">{inline_svg(block)}</div>'
+        f'<figure id="figure-{block.number}"><div role="img" aria-label="{_text(said)}">{picture}</div>'
         f"<figcaption>{block.label}. {_text(block.caption)}</figcaption></figure>"
     )
 
@@ -91,9 +94,7 @@ def _class(side: str) -> str:
 
 
 def _linked(text: str, known: set[int]) -> str:
-    """"Figure 3" leads there, wherever it is named, but not in its own caption or in a picture."""
-    if text.startswith(("<figure", "<h2")):
-        return text
+    """"Figure 3" leads there, wherever it is named."""
     return re.sub(r"\bFigure (\d+)\b", lambda m: f'<a href="#figure-{m[1]}">{m[0]}</a>' if int(m[1]) in known else m[0],
                   text)  # fmt: skip
 
@@ -106,4 +107,4 @@ def _text(text: str) -> str:
     return html.escape(style.name(text, 100_000) if "\n" not in str(text) else str(text))
 
 
-_MAKERS = {Heading: _heading, Paragraph: _paragraph, Listing: _listing, Figure: _figure, Table: _table}
+_MAKERS = {Heading: _heading, Paragraph: _paragraph, Listing: _listing, Table: _table}

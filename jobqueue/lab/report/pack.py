@@ -129,8 +129,10 @@ def _moved(beside: Path, out: Path) -> None:
 
 def _contents(review: Review, progress: bool) -> dict[str, bytes]:
     blocks = document.blocks(review)
-    page, printed = markup.page(review.title, blocks), pages.render(review.title, blocks)
-    members = {HTML: page, PDF: printed, **_members(review, progress)}
+    files = _members(review, progress)
+    drawn = {figure.slug: files[f"figures/{_name(figure)}.svg"] for figure in review.figures}
+    page, printed = markup.page(review.title, blocks, drawn), pages.render(review.title, blocks)
+    members = {HTML: page, PDF: printed, **files}
     return {HTML: page, PDF: printed, ZIP: _zipped(members, review)}
 
 
@@ -141,12 +143,16 @@ def _members(review: Review, progress: bool) -> dict[str, bytes]:
     return members
 
 
+def _name(figure: Figure) -> str:
+    return f"{figure.number:02}-{figure.slug}"
+
+
 def _files(figure: Figure) -> dict[str, bytes]:
     """As `export.save` writes them, into memory."""
     about = dict(figure.parameters)
     facts = export.provenance(postgres=about.pop("postgres", None), seed=about.pop("seed", None),
                               revision=about.pop("revision", None), **about)  # fmt: skip
-    name, title = f"{figure.number:02}-{figure.slug}", figure.sheet.finding
+    name, title = _name(figure), figure.sheet.finding
     tables = {f"{name}.csv" if len(figure.frames) == 1 else f"{name}-{key}.csv": export.csv(frame)
               for key, frame in figure.frames.items()}  # fmt: skip
     drawn = {f"{name}.{kind}": draw(figure.sheet, title, facts)

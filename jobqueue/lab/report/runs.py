@@ -148,14 +148,21 @@ def _kind(column: pd.Series) -> str:
 
 
 def _frame(path: Path, kinds: Mapping[str, str]) -> pd.DataFrame:
-    plain = {name: "object" if kind in (_TEXT, "instant") else kind for name, kind in kinds.items()}
-    empty = {name: [""] for name, kind in kinds.items() if kind != _TEXT}
-    frame = pd.read_csv(path, dtype=plain, keep_default_na=False, na_values=empty, float_precision="round_trip")
+    """As text first: no reader of CSV may round a float, or take the type "NA" for nothing."""
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
     if list(frame.columns) != list(kinds):
         raise InvalidInput(f"{_short(path)}: its columns are not those of run.json")
-    for name in (name for name, kind in kinds.items() if kind == "instant"):
-        frame[name] = pd.to_datetime(frame[name], format="ISO8601", utc=True)
-    return frame
+    return pd.DataFrame({name: _column(frame[name], kind) for name, kind in kinds.items()})
+
+
+def _column(text: pd.Series, kind: str) -> pd.Series:
+    if kind == "instant":
+        return pd.to_datetime(text.replace("", None), format="ISO8601", utc=True)
+    if kind == "bool":
+        return text == "True"
+    if kind == "float64":
+        return text.replace("", "nan").map(float).astype("float64")
+    return text if kind == _TEXT else text.map(int).astype(kind)
 
 
 def _short(path: Path) -> str:

@@ -1,8 +1,9 @@
--- Statements of the measurements, by name; {n} is a number of rows, filled in.
+-- Statements of the measurements, by name; %(n)s is a number of rows.
 
 -- What each contender has not finished yet. A status that is compared with a constant may use its own index.
 -- name: ours_pending
-select count(*) from jobqueue.job where type = 'noop' and status in ('ready', 'running');
+select count(*) from jobqueue.job where type = 'noop' and status in ('ready', 'running')
+  and run_at <= jobqueue.now();
 
 -- name: pgqueuer_pending
 select count(*) from pgqueuer where status in ('queued', 'picked');
@@ -25,14 +26,14 @@ select count(*) from pgboss.job where name = 'bench' and state in ('created', 'r
 -- A million rows that should cost a claim nothing, of three kinds.
 -- name: finished_rows
 insert into jobqueue.job (type, payload, status, attempts, epoch, started_at, finished_at, finished_epoch, finished_by)
-select 'noop', '{"n": 1}', 'done', 1, 1, jobqueue.now(), jobqueue.now(), 1, 'bench' from generate_series(1, {n});
+select 'noop', '{"n": 1}', 'done', 1, 1, jobqueue.now(), jobqueue.now(), 1, 'bench' from generate_series(1, %(n)s);
 
 -- name: future_rows
 insert into jobqueue.job (type, payload, run_at)
-select 'noop', '{"n": 1}', jobqueue.now() + interval '1 day' from generate_series(1, {n});
+select 'noop', '{"n": 1}', jobqueue.now() + interval '1 day' from generate_series(1, %(n)s);
 
 -- name: due_rows
-insert into jobqueue.job (type, payload) select 'other', '{"n": 1}' from generate_series(1, {n});
+insert into jobqueue.job (type, payload) select 'other', '{"n": 1}' from generate_series(1, %(n)s);
 
 -- Without it some peers' plans scan the whole table until autovacuum comes, within a minute.
 -- name: settle

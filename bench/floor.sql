@@ -7,7 +7,7 @@ create table floor (id bigint generated always as identity primary key, status s
 create index floor_ready on floor (run_at, id) where status = 0;
 
 -- name: fill
-insert into floor (payload) select '{{"n":1}}' from generate_series(1, {n});
+insert into floor (payload) select '{"n":1}' from generate_series(1, %(n)s);
 
 -- name: insert
 insert into floor (payload) values ('{"n":1}');

@@ -31,7 +31,8 @@ def held(stage: Stage, contender: Contender, amounts: Amounts) -> Found:
 
 
 def _fill(stage: Stage, dsn: str, kind: str, rows: int) -> None:
-    stage.sql(dsn, f"{kind}_rows", "settle", "checkpoint", n=rows)
+    stage.sql(dsn, f"{kind}_rows", n=rows)
+    stage.sql(dsn, "settle", "checkpoint")
 
 
 def _drained(stage: Stage, contender: Contender, dsn: str, name: str, amounts: Amounts) -> tuple[str, float, dict]:

@@ -79,8 +79,7 @@ class Stage:
         """Statements of bench.sql, one after the other."""
         with psycopg.connect(dsn, autocommit=True) as conn:
             for name in names:
-                query = getattr(SQL, name)
-                conn.execute(query.format(**numbers) if numbers else query)
+                conn.execute(getattr(SQL, name), numbers or None)
 
     def settings(self) -> dict[str, str]:
         """Those of the server that decide what a figure means."""

@@ -10,7 +10,7 @@ import pytest
 from helpers import wait_until
 from jobqueue import Queue
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import cockpit, database, handlers
+from jobqueue.lab import cockpit, database, faults, handlers
 from jobqueue.lab.fleet import Fleet
 from jobqueue.lab.panel import ALLOWED
 
@@ -172,6 +172,105 @@ def test_a_cockpit_without_a_server_or_a_load_says_so(stage):
         stage.crash_database()
     with pytest.raises(InvalidInput, match="^this cockpit has no load"):
         stage.toggle_load()
+
+
+def edit(panel, text):
+    panel.view.editor.text.value = text
+    panel.refresh()
+
+
+def test_a_plan_that_is_wrong_is_named_in_the_error_line_until_it_is_right(stage):
+    said = []
+    for text in ("3 explode worker-1", "1 cut worker-0\n3 kill worker-9", "3 crash database seconds=1", "3 kill reaper-2", "3 kill worker-2"):
+        edit(stage, text)
+        said.append(stage.view._error.value)
+    assert [("role='alert'" in each, words in each) for each, words in zip(said, (
+        "plan: line 1: a fault is one of kill", "plan: kill at 3 s aims at worker-9, but there are worker-0 to worker-2",
+        "plan: crash at 3 s needs a server of our own", "plan: kill at 3 s aims at reaper-2, but this fleet has reaper, worker-0",
+        ""), strict=True)] == [(True, True)] * 4 + [(False, True)]  # fmt: skip
+
+
+def test_the_editors_plan_is_played_by_its_button_and_can_be_played_again(stage):
+    edit(stage, "0 pause worker-0 seconds=0.3\n0.1 skew worker-1 by_seconds=3600 seconds=5\n0.2 slow job seconds=0.1 factor=2")
+    for _ in range(2):
+        press(stage, "Play plan")
+        settled(stage)
+        wait_until(lambda: stage.playing is None, 20, "the end of the plan")
+    stage.seen.look_at_fleet()
+    stage.refresh()
+    assert [e[1:3] for e in stage.seen.events()][-8:] == [
+        ("pause", "worker-0"), ("skew", "worker-1"), ("slow", "job"), ("resume", "worker-0")] * 2  # fmt: skip
+    assert stage.view.editor._line.value.endswith("3 faults over 5.1 s</div>")
+
+
+def test_a_step_that_meets_nobody_is_shown_and_the_plan_goes_on(stage):
+    edit(stage, "0 start worker-0\n0.1 pause worker-0 seconds=0.1")
+    stage.replay()
+    wait_until(lambda: stage.playing is None, 20, "the end of the plan")
+    assert "plan: worker-0 is alive" in stage.view._error.value and state(stage, 0) == "running"
+    stage.view.error("")
+
+
+def test_a_plan_can_be_stopped_and_only_one_is_played(stage):
+    edit(stage, "60 kill worker-0")
+    stage.replay()
+    with pytest.raises(InvalidInput, match="^a plan is being played: stop it first$"):
+        stage.replay()
+    press(stage, "Stop plan")
+    wait_until(lambda: stage.playing is None, 10, "the end of the plan")
+    assert state(stage, 0) == "running"
+
+
+def test_a_plan_is_drawn_by_seed_kept_and_read_again(stage, tmp_path):
+    stage.directory = tmp_path
+    stage.view.editor.seed.value = 9
+    press(stage, "Draw plan")
+    settled(stage)
+    drawn = stage.plan
+    press(stage, "Save plan")
+    settled(stage)
+    edit(stage, "")
+    assert (stage.plan, (tmp_path / "plan.json").exists()) == ([], True)
+    press(stage, "Load plan")
+    settled(stage)
+    assert stage.plan == drawn and {fault.kind for fault in drawn} >= {"kill", "pause", "skew", "slow"}
+    assert stage.draw(9) == drawn != stage.draw(10)
+    assert not {fault.kind for fault in drawn} & {"crash", "outage"}  # this cockpit has no server
+
+
+def test_a_plan_that_is_not_there_is_named_without_the_folder_of_this_machine(stage, tmp_path):
+    stage.directory = tmp_path / "a" / "b"
+    with pytest.raises(InvalidInput, match=r"^there is no plan mine\.json in a/b$"):
+        stage.load_plan("mine")
+
+
+def test_the_plan_that_was_played_is_exported_with_the_run(stage, tmp_path):
+    stage.directory = tmp_path
+    stage.play([faults.burst(at=0, n=1, service_seconds=0.01)])
+    saved = stage.export("run")
+    assert saved[-1].name == "run-plan.json" and faults.loads(saved[-1].read_text()) == stage.played
+
+
+def test_a_chosen_process_is_slowed_skewed_and_restarted(stage):
+    stage.view._aims.children[0].value = 1
+    pid = stage.fleet.workers[1].pid
+    for words in ("Slow for 20 s", "Clock 1 h ahead", "Clock right again", "Restart"):
+        press(stage, words)
+    settled(stage)
+    wait_until(lambda: state(stage, 1) == "running", 20, "the new worker")
+    assert stage.fleet.workers[1].pid != pid
+    assert [e.kind for e in stage.fleet.events if e.target == "worker-1"][-6:] == ["slow", "skew", "skew", "stop", "exit", "start"]
+
+
+def test_every_action_can_be_reached_by_the_keyboard(stage):
+    """Each is a button, a field or a list of the browser's own, none is taken out of the order of tabs."""
+    def widgets_of(box):
+        yield box
+        for child in getattr(box, "children", ()):
+            yield from widgets_of(child)
+    kinds = {type(widget).__name__ for widget in widgets_of(stage.view.box)}
+    assert kinds <= {"VBox", "HBox", "HTML", "Image", "Button", "ToggleButton", "Dropdown", "Textarea", "BoundedIntText", "Text"}
+    assert {widget.tabbable for widget in widgets_of(stage.view.box)} == {None}
 
 
 def test_opening_another_closes_the_first(stage):

@@ -17,6 +17,29 @@ def test_a_plan_is_the_same_after_json():
     assert faults.loads(faults.dumps(PLAN)) == PLAN
 
 
+def test_a_plan_is_the_same_after_its_listing():
+    assert faults.parse("# a comment\n\n" + faults.listed(PLAN)) == sorted(PLAN, key=lambda fault: fault.at)
+
+
+def test_a_listing_reads_as_a_person_would_write_it():
+    assert faults.listed([faults.kill(3, at=6, seconds=1.5), faults.Fault(2, "outage", "database fast", 3)]) == (
+        "2 outage database fast seconds=3\n6 kill worker-3 seconds=1.5\n"
+    )
+
+
+@pytest.mark.parametrize("line, words", [
+    ("3 kill", "line 2: a fault is: seconds, kind, target, then name=value as the kind needs it"),
+    ("soon kill worker-1", "line 2: could not convert string to float: 'soon'"),
+    ("3 explode worker-1", "line 2: a fault is one of kill, start"),
+    ("3 kill worker-1 minutes=3", "line 2: a fault has no 'minutes'"),
+    ("3 burst job n=2.5 service_seconds=1", "line 2: invalid literal for int"),
+    ("3 slow job seconds=5", "line 2: a fault of kind slow needs factor"),
+])  # fmt: skip
+def test_a_line_that_is_no_fault_is_named(line, words):
+    with pytest.raises(InvalidInput, match=f"^{words}"):
+        faults.parse(f"1 cut worker-0\n{line}")
+
+
 def test_json_holds_only_what_is_said():
     assert faults.dumps(PLAN[:1]) == '[{"at": 600, "kind": "kill", "target": "worker-3"}]'
 

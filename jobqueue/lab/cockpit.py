@@ -2,6 +2,7 @@
 
     panel = cockpit.open(dsn, fleet, server=server)     # the last expression of a cell shows it
     panel.kill(1); panel.pause(2); panel.resume(2)      # what the buttons do, for a run without a browser
+    panel.draw(seed=7); panel.replay()                  # a plan of faults by seed, in the editor; played from there
     panel.export("my-run")                              # svg, png, pdf, csv and a caption
 
 A thread samples (`observe`), an asyncio task shows, a worker thread draws (`screen`). One cockpit a kernel: opening
@@ -70,6 +71,7 @@ class Cockpit:
         self._spoken = 0.0
         self._task = self._loop = None
         self._closed = threading.Event()
+        self.played, self._player, self._plan_stopped, self._plan_began = [], None, None, 0.0
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="cockpit")  # a crash recovery must not block the kernel
         self._screen = Screen()
         self.seen = Observer(dsn, fleet, hz=hz).start()
@@ -159,9 +161,84 @@ class Cockpit:
         (self.load.start if self._loading else self.load.stop)()
         return self._loading
 
+    # --- A plan of faults: text in the editor, a list here ---
+
+    @property
+    def plan(self):
+        """The editor's plan, checked against this fleet and this server; InvalidInput says which line is wrong."""
+        return list(inject.check(faults.parse(self.view.editor.text.value), self))
+
+    @plan.setter
+    def plan(self, plan):
+        text = faults.listed(inject.check(plan, self))
+        if threading.current_thread() is threading.main_thread():
+            self.view.editor.text.value = text
+        else:  # a button's action: widgets are the main thread's
+            self._soon(setattr, self.view.editor.text, "value", text)
+
+    def draw(self, seed=None, minutes=1):
+        """A plan by seed, as a campaign's, without what this cockpit can't do; it stands in the editor then."""
+        from jobqueue.lab import campaign  # only for who asks: it brings half of the lab with it
+
+        drawn = campaign.plan(minutes, self.seed if seed is None else seed, self.fleet.size)
+        self.plan = found = [fault for fault in drawn if self._can(fault)]
+        return found
+
     def play(self, plan):
         """Apply a plan of `lab.faults`, in seconds from now, as the buttons would; returns after its last step."""
-        inject.play(faults.check(plan, self.fleet.size), self, self._closed)
+        self.played = list(inject.check(plan, self))
+        inject.play(self.played, self, self._closed)
+
+    def replay(self):
+        """Play the editor's plan in the background; a step that meets nobody is shown in the error line."""
+        if self.playing is not None:
+            raise InvalidInput("a plan is being played: stop it first")
+        self.played, self._plan_began, self._plan_stopped = self.plan, time.monotonic(), threading.Event()
+        asked = (self.played, self, self._plan_stopped, lambda error: self._soon(self.view.error, f"plan: {error}"))
+        self._player = threading.Thread(target=inject.play, args=asked, name="plan", daemon=True)
+        self._player.start()
+
+    def stop_plan(self):
+        """End the plan that is being played; what it has done stays done."""
+        if self._plan_stopped is not None:
+            self._plan_stopped.set()
+
+    @property
+    def playing(self):
+        """Seconds since the plan began; None when none is being played."""
+        return time.monotonic() - self._plan_began if self._player is not None and self._player.is_alive() else None
+
+    def save_plan(self, name="plan"):
+        """Write the editor's plan as NAME.json beside the exports; returns what was saved."""
+        return self._write_plan(self.plan, name)
+
+    def load_plan(self, name="plan"):
+        """Read a plan that was saved, or one of a campaign's or a simulation's (`faults.dumps`)."""
+        path = export.place(name, ".json", directory=self.directory)
+        if not path.exists():
+            raise InvalidInput(f"there is no plan {path.name} in {'/'.join(path.parent.parts[-2:])}")
+        self.plan = found = faults.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def check_plan(self):
+        """What is wrong with the editor's plan goes to the error line; what was said of it before goes away."""
+        try:
+            self.plan  # noqa: B018 - its errors are what is wanted
+            self.view.plan_error("")
+        except JobQueueError as error:
+            self.view.plan_error(f"plan: {error}")
+
+    def _write_plan(self, plan, name):
+        path = export.place(name, ".json", directory=self.directory)
+        path.write_text(faults.dumps(plan) + "\n", encoding="utf-8")
+        return export.Saved((path,))
+
+    def _can(self, fault):
+        try:
+            inject.check([fault], self)
+        except InvalidInput:
+            return False
+        return True
 
     # --- What was seen ---
 
@@ -170,10 +247,13 @@ class Cockpit:
         return charts.overview(self.seen.ages, self.seen.attempts, self.seen.faults, **self._about())
 
     def export(self, name="live-run"):
-        """Write the overview and the frames behind it; returns the paths."""
+        """Write the overview, the frames behind it and the plan that was played, if one was; returns the paths."""
         seen = {"ages": self.seen.ages, "attempts": self.seen.attempts, "faults": self.seen.faults}
         figure = charts.overview(*seen.values(), **self._about())
-        return export.save(figure, name, seen, directory=self.directory, **self._about())
+        saved = export.save(figure, name, seen, directory=self.directory, **self._about())
+        if not self.played:
+            return saved
+        return export.Saved((*saved, *self._write_plan(self.played, f"{name}-plan")))
 
     def picture(self):
         """The moving picture as it is now, as PNG bytes."""
@@ -211,6 +291,7 @@ class Cockpit:
         if self._closed.is_set():
             return
         self._closed.set()
+        self.stop_plan()
         if self._loading:
             self.load.stop()
         if self._task is not None and self._loop is not None:
@@ -234,6 +315,7 @@ class Cockpit:
     def refresh(self):
         """Bring the texts and buttons up to what was last seen."""
         self.view.show(self.seen.latest, self.seen.workers, self.seen.events(), self.seen.error, self.load)
+        self.view.editor.show(self.playing)
 
     def do(self, action):
         """Run an action for a button: elsewhere, in order of the clicks; an error is shown on the page."""

@@ -61,6 +61,13 @@ def save(fig, name, frame, *, directory=None, **parameters):
     return Saved(_replace(folder / file, content) for file, content in files.items())
 
 
+def place(name, ending, *, directory=None):
+    """The path of a further file beside an export, NAME + ending; the folder is made. InvalidInput on an unsafe name."""
+    folder = Path(directory) if directory is not None else _default_directory()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{_check_name(name)}{ending}"
+
+
 def provenance(*, postgres=None, seed=None, revision=None, **parameters):
     """What someone needs to make a figure again: parameters, seed, versions and revision, as plain JSON values."""
     versions = {"python": platform.python_version(), "postgresql": None if postgres is None else str(postgres)}

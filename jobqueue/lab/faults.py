@@ -159,6 +159,20 @@ def loads(text: str) -> list[Fault]:
     return [_loaded(place, entry) for place, entry in enumerate(entries)]
 
 
+def listed(plan: Iterable[Fault]) -> str:
+    """As a person writes it, a fault a line: seconds, kind, target, then what else is said; `parse` reads it."""
+    return "".join(_line(fault) + "\n" for fault in sorted(plan, key=_instant))
+
+
+def parse(text: str) -> list[Fault]:
+    """A plan from lines like `3 kill worker-1 seconds=6`; empty ones and those that begin with # are left out.
+
+    Raises InvalidInput with the number of the line that is no fault.
+    """
+    lines = [(number, line.split()) for number, line in enumerate(text.splitlines(), 1)]
+    return [_parsed(number, words) for number, words in lines if words and not words[0].startswith("#")]
+
+
 def frame(plan: Iterable[Fault]) -> pd.DataFrame:
     """As charts ask for it: time_seconds, kind, target, until_seconds (NaN: a moment, or until something ends it)."""
     rows = [(f.at, f.kind, f.target, f.until_seconds) for f in plan]
@@ -172,7 +186,7 @@ def check(plan: Iterable[Fault], workers: int) -> tuple[Fault, ...]:
         if fault.worker is not None and fault.worker >= workers:
             there = f"there are worker-0 to worker-{workers - 1}"
             raise InvalidInput(f"{fault.kind} at {fault.at:g} s aims at {fault.target}, but {there}")
-        if fault.kind in _PROCESSES and fault.worker is None and not _is_loop(fault.target):
+        if fault.kind in _PROCESSES and fault.worker is None and not is_loop(fault.target):
             neither = f"no worker, nor {' or '.join(LOOPS)}"
             raise InvalidInput(f"{fault.kind} at {fault.at:g} s aims at {fault.target!r}: {neither}")
     return plan
@@ -186,13 +200,34 @@ def _instant(fault) -> float:
 
 def _process(target: int | str) -> str:
     if isinstance(target, str):
-        if not _is_loop(target):
+        if not is_loop(target):
             raise InvalidInput(f"a worker is named by its place (0, 1, …), a loop is {' or '.join(LOOPS)}: {target!r}")
         return target
     return f"worker-{limits.integer(target, 'worker', 0, 1_000_000)}"
 
 
-def _is_loop(target: str) -> bool:
+def _line(fault: Fault) -> str:
+    known = fault.as_dict()
+    head = f"{known.pop('at'):g} {known.pop('kind')} {known.pop('target')}"
+    return " ".join([head, *(f"{name}={value:g}" for name, value in known.items())])
+
+
+def _parsed(number: int, words: list[str]) -> Fault:
+    """Its target are all words before the first that says name=value: "database immediate" has two."""
+    first = next((place for place, word in enumerate(words) if "=" in word), len(words))
+    try:
+        if first < 3:
+            raise InvalidInput("a fault is: seconds, kind, target, then name=value as the kind needs it")
+        given = dict(word.split("=", 1) for word in words[first:])
+        values = {name: int(value) if name == "n" else float(value) for name, value in given.items()}
+        return Fault(float(words[0]), words[1], " ".join(words[2:first]), **values)
+    except (TypeError, ValueError) as error:
+        said = str(error).replace("Fault.__init__() got an unexpected keyword argument", "a fault has no")
+        raise InvalidInput(f"line {number}: {said}") from None
+
+
+def is_loop(target: str) -> bool:
+    """reaper, scheduler, or a further one: reaper-2."""
     name, _, number = target.partition("-")
     return name in LOOPS and (number.isdecimal() or target == name)
 

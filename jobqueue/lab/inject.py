@@ -12,7 +12,7 @@ from functools import partial
 
 import psycopg
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, JobQueueError
 from ..queue import Queue
 from . import faults
 
@@ -87,12 +87,32 @@ def _mode(fault: faults.Fault) -> list[str]:
     return fault.target.split()[1:]
 
 
-def play(plan, hands, stopped: threading.Event | None = None) -> None:
-    """Every step of the plan at its time, in seconds from now; an error of a step ends it."""
+def check(plan, hands) -> tuple[faults.Fault, ...]:
+    """The plan in order of time; InvalidInput where this fleet and this server can't be told to do that."""
+    checked = faults.check(plan, hands.fleet.size)
+    names = {process.name for process in (*hands.fleet.workers, *hands.fleet.loops)}
+    for fault in checked:
+        steps(fault, hands)
+        what = f"{fault.kind} at {fault.at:g} s"
+        if fault.kind in ("crash", "outage") and hands.server is None:
+            raise InvalidInput(f"{what} needs a server of our own, and there is none here")
+        if (fault.worker is not None or faults.is_loop(fault.target)) and fault.target not in names:
+            raise InvalidInput(f"{what} aims at {fault.target}, but this fleet has {', '.join(sorted(names))}")
+    return checked
+
+
+def play(plan, hands, stopped: threading.Event | None = None, refused=None) -> None:
+    """Every step of the plan at its time, in seconds from now. An error of a step ends it, unless `refused` takes it:
+    then it goes on (a worker that is dead already can't be killed)."""
     stopped = stopped or threading.Event()
     todo = [step for fault in plan for step in steps(fault, hands)]
     begun = time.monotonic()
     for at, act in sorted(todo, key=lambda step: step[0]):
         if stopped.wait(max(0.0, at - (time.monotonic() - begun))):
             return
-        act()
+        try:
+            act()
+        except (JobQueueError, psycopg.Error) as error:
+            if refused is None:
+                raise
+            refused(error)

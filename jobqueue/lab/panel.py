@@ -9,8 +9,10 @@ from functools import partial
 import ipywidgets as widgets
 
 from jobqueue.lab import style
+from jobqueue.lab.editor import Editor
 
 LOG_LINES = 12
+SLOW_SECONDS, HOUR_SECONDS = 20, 3_600
 # What a process in this state can be told; a button that would do nothing is not there.
 ALLOWED = {
     "starting": ("Kill",),
@@ -47,15 +49,18 @@ class View:
             tooltip="Stop or start the redraw; sampling goes on",
         )
         self._rows = {w.name: _Row(cockpit, w.name) for w in cockpit.seen.workers}
+        self.editor = Editor(cockpit)
         self.box = widgets.VBox(
             [
                 self._cards,
                 *(row.box for row in self._rows.values()),
                 self._toolbar(),
                 self._faults(),
+                self._aimed(),
                 self._image,
                 self._error,
                 self._log,
+                self.editor.box,
                 self._status,
             ]
         )
@@ -68,7 +73,8 @@ class View:
     def buttons(self):
         """Those that can be seen, by their words."""
         own = [button for row in self._rows.values() for button in row.visible()]
-        return {button.description: button for button in [*own, *self._bar.children[1:], *self._faulty.children]}
+        bars = [*self._bar.children[1:], *self._faulty.children, *self._aims.children[1:]]
+        return {button.description: button for button in [*own, *bars, *self.editor.buttons.values()]}
 
     def show(self, latest, workers, events, error, load=None):
         self._set("cards", self._cards, _cards(latest, self._done_rate(latest)))
@@ -93,6 +99,11 @@ class View:
     def say(self, said):
         self._set("said", self._error, f"<div class='jobqueue-said'>{html.escape(said)}</div>")
 
+    def plan_error(self, said):
+        """Of the plan in the editor: shown like any other, and taken away when the plan is right again."""
+        if said or self._texts.get("error", "").startswith("plan: "):
+            self.error(said)
+
     def error(self, said):
         self._texts["error"] = said
         shown = f"<pre role='alert' class='jobqueue-error'>{html.escape(said[-1500:])}</pre>" if said else ""
@@ -103,8 +114,10 @@ class View:
             *(b for row in self._rows.values() for b in row.buttons.values()),
             *self._bar.children,
             *self._faulty.children,
+            *self._aims.children,
         ]:
             button.disabled = True
+        self.editor.disable()
         self.speak("This cockpit is closed.")
 
     def _set(self, key, widget, value):
@@ -142,6 +155,19 @@ class View:
         self._faulty = widgets.HBox([_button(cockpit, name, act) for name, act in acts.items()])
         return self._faulty
 
+    def _aimed(self):
+        """Faults of one process, which is chosen: rows have no room for them."""
+        cockpit, names = self._cockpit, {name: _target(name) for name in self._rows}
+        chosen = widgets.Dropdown(options=names, description="for", layout={"width": "200px"})
+        acts = {
+            f"Slow for {SLOW_SECONDS} s": lambda: cockpit.slow(chosen.value, SLOW_SECONDS),
+            "Clock 1 h ahead": lambda: cockpit.skew(chosen.value, HOUR_SECONDS),
+            "Clock right again": lambda: cockpit.skew(chosen.value, 0),
+            "Restart": lambda: cockpit.restart(chosen.value),
+        }
+        self._aims = widgets.HBox([chosen, *(_button(cockpit, name, act) for name, act in acts.items())])
+        return self._aims
+
     def _done_rate(self, latest):
         """Jobs done per second over the last five."""
         recent = self._cockpit.seen.recent(5.0)
@@ -155,7 +181,7 @@ class _Row:
 
     def __init__(self, cockpit, name):
         self.name, self._shown = name, None
-        target = int(name.rpartition("-")[2]) if name.startswith("worker-") else name
+        target = _target(name)
         short = str(target)
         self.label = widgets.HTML(layout={"width": "520px"})
         self.buttons = {
@@ -181,6 +207,11 @@ class _Row:
 
     def visible(self):
         return [button for button in self.buttons.values() if button.layout.display != "none"]
+
+
+def _target(name):
+    """What the cockpit's methods call it: a worker by its place, a loop by its name."""
+    return int(name.rpartition("-")[2]) if name.startswith("worker-") else name
 
 
 def _button(cockpit, name, act, tip="", look=""):

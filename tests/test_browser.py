@@ -144,7 +144,7 @@ def test_workers_are_killed_paused_resumed_and_started_by_clicking_and_no_job_is
     # The goals are 4 frames a second and 0.2 s; a machine that runs other things besides is allowed ten times as much.
     assert found["frames"] >= 5 and max(seconds.values()) < 2, (found, seconds)
     print(json.dumps({"found": found, "click to display, seconds": seconds}))
-    page.evaluate(RUN_IN_KERNEL, "cockpit.close(); fleet.close(); server.close()")
+    page.evaluate(RUN_IN_KERNEL, "cockpit.close(); work.close()")
 
 
 def _free_port():

@@ -97,8 +97,9 @@ def run(minutes: float = 10, seed: int = 7, *, prefix=None, progress: bool = Tru
     """The whole campaign on a server of its own, or (`database.ground`) in a database of its own on JOBQUEUE_DSN's,
     which it neither stops nor crashes. Nothing is left running. Raises JobQueueError if it can't be run."""
     with ExitStack() as stack:
-        place = stack.enter_context(database.ground(f"{SAID} for {minutes:g} minutes.", prefix, confirm=confirm))
-        dsn = place.dsn if place.server else stack.enter_context(database.scratch(place.dsn))
+        said = f"{SAID} for {minutes:g} minutes."
+        place = stack.enter_context(database.workplace(said, prefix, confirm=confirm))
+        dsn = place.dsn
         service = stack.enter_context(destination.serve())
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="jobqueue-campaign-")))
         schedules = _schedules(minutes)

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -183,6 +183,18 @@ def ground(said: str, prefix: str | os.PathLike[str] | None = None, *, confirm: 
         [(version,)] = conn.execute(SQL.server_version).fetchall()
     agree(f"JOBQUEUE_DSN names {redacted(given)}. {said} {OWN_ONLY}", confirm)
     yield Ground(given, version.split()[0], "the server of JOBQUEUE_DSN", None)
+
+
+@contextlib.contextmanager
+def workplace(said: str, prefix: str | os.PathLike[str] | None = None, *,
+              confirm: bool | None = None) -> Iterator[Ground]:  # fmt: skip
+    """As `ground`, for a tool that needs one database: its dsn is that of one which nobody else uses."""
+    with ground(said, prefix, confirm=confirm) as place:
+        if place.server:
+            yield place
+            return
+        with scratch(place.dsn) as own:
+            yield replace(place, dsn=own)
 
 
 def agree(said: str, confirm: bool | None = None) -> None:

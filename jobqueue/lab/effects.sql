@@ -7,6 +7,11 @@ create table if not exists jobqueue_lab.effect (
     worker_clock timestamptz, at timestamptz not null default clock_timestamp());
 
 -- name: record_effect
+insert into jobqueue_lab.effect (job_id, epoch, owner, destination)
+values (%(job_id)s, %(epoch)s, %(owner)s, %(destination)s)
+
+-- name: record_effect_and_clock
+-- The one place where a worker's own clock is written down: to show how wrong it was.
 insert into jobqueue_lab.effect (job_id, epoch, owner, destination, worker_clock)
 values (%(job_id)s, %(epoch)s, %(owner)s, %(destination)s, %(clock)s)
 

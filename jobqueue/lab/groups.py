@@ -326,8 +326,8 @@ def one_slot(lab: Bench) -> None:
 def skewed(lab: Bench) -> None:
     a = lab.session("A")
     ids = [a.enqueue("mail").id for _ in range(2)]
-    for hours in (-1, 1):
-        _python(_SKEWED, lab.dsn, str(hours * 3600))
+    wrong = [_python(_SKEWED, lab.dsn, str(hours * 3600)).strip() for hours in (-1, 1)]
+    lab.see("hours by which each worker's own clock is wrong, as its handler sees it", wrong, ["-1", "1"])
     rows = [a.get(id) for id in ids]
     ends = [job.status for job in rows]
     lab.see("jobs run by a worker whose clock is an hour behind, an hour ahead", ends, ["done", "done"])
@@ -377,7 +377,7 @@ def over_http(lab: Bench) -> None:
 # ---------------------------------------------------------------- processes of their own
 
 _SKEWED = """
-import json, os, sys, tempfile
+import datetime, json, os, sys, tempfile
 from jobqueue.lab import conditions
 with tempfile.TemporaryDirectory() as folder:
     os.environ |= {conditions.FILE: folder + "/conditions.json", conditions.PROCESS: "worker"}
@@ -385,7 +385,9 @@ with tempfile.TemporaryDirectory() as folder:
         json.dump({"skew worker": [float(sys.argv[2]), None]}, file)
     conditions.bend_the_clock()
     from jobqueue import Worker
-    Worker(sys.argv[1], {"mail": lambda lease, context: None}, concurrency=1, prefetch=0).run_once()
+    def mail(lease, context):  # a lease is half a minute long: what this process takes for now, against its end
+        print(round((datetime.datetime.now(datetime.UTC) - lease.locked_until).total_seconds() / 3600))
+    Worker(sys.argv[1], {"mail": mail}, concurrency=1, prefetch=0).run_once()
 """
 
 _NOT_ROOT = """

@@ -70,13 +70,12 @@ def stuck(lease: Lease, context) -> None:
 
 def record(lease: Lease, context, *, outside: bool = True) -> None:
     """One row outside, which a repeated execution repeats; one inside, there once if the queue keeps its promise."""
-    # The one place where a worker's own clock is written down: to show how wrong it was.
     row = {"job_id": lease.id, "epoch": lease.epoch, "owner": lease.owner, "clock": datetime.now(UTC)}
     if outside:
         with psycopg.connect(os.environ["JOBQUEUE_DSN"], autocommit=True) as conn:
-            conn.execute(SQL.record_effect, {**row, "destination": OUTSIDE})
+            conn.execute(SQL.record_effect_and_clock, {**row, "destination": OUTSIDE})
     if context.effect(f"lab/{lease.id}"):
-        context.connection.execute(SQL.record_effect, {**row, "destination": TRANSACTION})
+        context.connection.execute(SQL.record_effect_and_clock, {**row, "destination": TRANSACTION})
 
 
 def prepare(conn: psycopg.Connection) -> None:

@@ -36,7 +36,7 @@ class Endings:
                     item[1].verb,
                     error,
                 )
-                self._shift.drop(item[0])
+                self._shift.drop([item[0]])
                 self._shift.bell.ring()
         self.session.drop()
 

@@ -140,9 +140,12 @@ class Unreadable:
     reason: str
 
 
+_decode = json.JSONDecoder().decode  # json.loads first guesses the encoding, which takes as long again
+
+
 def _loads(text):
     try:
-        return json.loads(text)
+        return _decode(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:
         return Unreadable(f"{type(error).__name__}: {error}")
 

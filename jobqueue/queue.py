@@ -1,6 +1,7 @@
 """The verbs of the table queue: one method, one statement, and an Outcome where a lease is asked about."""
 
 import random
+from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any, Iterable, Sequence
@@ -117,6 +118,7 @@ class Queue:
         slots: int,
         ahead: int = 0,
         after: tuple[datetime, int] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[list[Outcome], Claim]:
         """What a worker's round needs, in one transaction and one round trip: complete what finished, claim what is
         free.
@@ -125,20 +127,23 @@ class Queue:
         never a last attempt, nor a job that has lost a lease, because a crash of this process takes all that it holds
         with it. after: the `last` of an earlier claim, where this one begins (None: at the oldest due job); what became
         due before it later on is not seen. Outcomes are those of complete_many; the claim is empty without a reason
-        (ask `why_empty`).
+        (ask `why_empty`). meanwhile: called once all is sent, while the server works.
         """
         limit = limits.integer(slots + ahead, "slots and ahead together", 0, limits.BATCH)
         asked = claim_arguments(owner, leases, slots, ahead, after)
         with translated(self.conn), self._own_transaction("claim"):
-            if not finished:
+            if not finished and meanwhile is None:
                 return [], _claim(self._rows(SQL.claim, asked))
             ends, begins = (self.conn.cursor(row_factory=psycopg.rows.tuple_row) for _ in range(2))
             with self.conn.pipeline():
-                ends.execute(SQL.complete_many, _held(finished))
+                if finished:
+                    ends.execute(SQL.complete_many, _held(finished))
                 if limit:
                     begins.execute(SQL.claim, asked)
+                if meanwhile is not None:
+                    meanwhile()
             # Read only here, after the block's Sync: before the commit is confirmed nothing has happened.
-            hit, rows = ends.fetchall(), begins.fetchall() if limit else []
+            hit, rows = ends.fetchall() if finished else [], begins.fetchall() if limit else []
             return self._answers("complete", finished, hit), _claim(rows)
 
     def why_empty(self, types: Sequence[str]) -> Claim:
@@ -268,7 +273,9 @@ class Queue:
     def _answers(self, verb: str, leases: Sequence[Lease], rows: list) -> list[Outcome]:
         hit = set(rows)
         missed = [lease.id for lease in leases if _identity(lease) not in hit]
-        sights = self._sights(missed) if missed else {}
+        if not missed:
+            return [Outcome.APPLIED] * len(leases)
+        sights = self._sights(missed)
         return [self._answer(verb, lease, hit, sights) for lease in leases]
 
     def _answer(self, verb: str, lease: Lease, hit: set, sights: dict) -> Outcome:
@@ -416,9 +423,19 @@ def _identity(lease: Lease) -> tuple:
     return lease.id, lease.owner, lease.epoch
 
 
-def _held(leases: Sequence[Lease]) -> dict[str, list]:
-    columns = {"ids": [lease.id for lease in leases], "owners": [lease.owner for lease in leases]}
-    return columns | {"epochs": [lease.epoch for lease in leases]}
+def _held(leases: Sequence[Lease]) -> dict[str, str]:
+    """Arrays as text: psycopg dumps a list one by one, and by its largest number, which prepares the statement anew."""
+    columns = {"ids": _array([str(lease.id) for lease in leases]), "owners": _texts([lease.owner for lease in leases])}
+    return columns | {"epochs": _array([str(lease.epoch) for lease in leases])}
+
+
+def _texts(values: list[str]) -> str:
+    quoted = {value: '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in set(values)}
+    return _array([quoted[value] for value in values])
+
+
+def _array(values: list[str]) -> str:
+    return "{" + ",".join(values) + "}"
 
 
 def _lease(row) -> Lease:

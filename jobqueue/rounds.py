@@ -18,6 +18,7 @@ GIVE_BACK_SECONDS = 1.0  # a prefetched job that has waited so long is released 
 LISTEN_AGAIN_SECONDS = 30
 FROM_THE_START_SECONDS = 0.5  # claims begin where the last one ended; what came due before that waits so long at most
 SCAN_SHARE = 20  # … or so many times what the last claim from the start took: a long dead prefix is not walked all day
+LARGE = 50  # jobs: a claim of so many is taken in while the server does the next exchange
 AGAIN_SECONDS = 0.1  # between completions of a row that somebody's transaction holds
 IDLE_SECONDS = 60.0  # without anything due, a look at itself every minute
 RECOVERIES = 3  # a second apart: at the first look the commit of a lost claim may still be under way
@@ -34,6 +35,7 @@ class Rounds:
         self._recoveries = 0  # looks left for a claim whose reply was lost
         self._pause = Pause()
         self._idle = False
+        self._brought: tuple | None = None  # (finished, outcomes, claim, when it was sent), not taken in yet
         self._after: tuple | None = None  # (run_at, id) where the last claim ended
         self._from_the_start_at = 0.0  # when a claim must begin at the oldest due job again
         self._retry_at = self._recover_at = self._claim_at = self._claimed_at = self._listening_until = 0.0
@@ -42,11 +44,22 @@ class Rounds:
     @property
     def is_settled(self) -> bool:
         """Whether the database knows of all that this shift has done."""
-        return not self._shift.held and self._recoveries < RECOVERIES
+        return not self._shift.held and not self._brought and self._recoveries < RECOVERIES
 
     def once(self) -> int:
         """One claim for the free slots; returns how many there were. Raises InfrastructureError."""
-        return self._exchange([], self._worker.concurrency, 0)
+        count = self._exchange([], self._worker.concurrency, 0)
+        self.digest()
+        return count
+
+    def digest(self) -> None:
+        """Takes in what the last exchange brought; after a large one while the server does the next, which claims the
+        other half of what this worker may hold."""
+        brought, self._brought = self._brought, None
+        if brought is not None:
+            finished, outcomes, claim, sent = brought
+            self._shift.take([Held(lease, self._worker.handlers[lease.type], sent) for lease in claim])
+            self._answered(finished, outcomes)
 
     def settle(self, until: float, done: Callable[[], bool]) -> None:
         """Completes what finishes, claiming nothing, until done() or the deadline."""
@@ -67,6 +80,7 @@ class Rounds:
                 self._shift.incidents.flush(self.session.conn)
             self._pause.reset()
         except BaseException as error:
+            self.digest()
             self._cut_off()
             if not isinstance(error, InfrastructureError):
                 raise
@@ -93,6 +107,8 @@ class Rounds:
         finished = self._finished_now(now)
         if finished or (slots + ahead and not (self._idle and self._still_idle())):
             self._exchange(finished, slots, ahead)
+        else:
+            self.digest()
 
     def _exchange(self, finished: list[Held], slots: int, ahead: int) -> int:
         sent = 0.0
@@ -100,15 +116,18 @@ class Rounds:
             queue, sent = self.session.queue, time.monotonic()
             leases, after = [held.lease for held in finished], self._after if sent < self._from_the_start_at else None
             options = {"leases": self._leases, "slots": slots, "ahead": ahead, "after": after}
-            outcomes, claim = queue.exchange(leases, self._worker.owner, **options)
-            self._shift.take([Held(lease, self._worker.handlers[lease.type], sent) for lease in claim])
-            for held, outcome in zip(finished, outcomes, strict=True):
-                self._answered(held, outcome)
+            if self._brought:
+                options["meanwhile"] = self.digest
+            self._brought = finished, *queue.exchange(leases, self._worker.owner, **options), sent
         except BaseException as error:  # a KeyboardInterrupt, too, may come after the commit
+            self.digest()
             self._shift.finished.extendleft(reversed(finished))
             refused = isinstance(error, JobQueueError) and self.session.is_open  # in so many words, by the server
             self._cut_off(claiming=bool(sent and slots + ahead and not refused))
             raise
+        claim = self._brought[2]
+        if len(claim) < LARGE:
+            self.digest()
         if slots + ahead:
             self._mark(claim, len(claim) < slots + ahead, after, sent)
             if claim or after is None:
@@ -128,11 +147,14 @@ class Rounds:
             finished.append(again.popleft()[1])
         return [finished.popleft() for _ in range(min(len(finished), limits.BATCH))]
 
-    def _answered(self, held: Held, outcome: Outcome) -> None:
-        if outcome is Outcome.HELD:  # somebody's transaction holds the row: say it again, without holding up the others
-            self._locked_rows.append((time.monotonic() + AGAIN_SECONDS, held))
-        else:
-            self._shift.forget(held, "complete", outcome)
+    def _answered(self, finished: list[Held], outcomes: list[Outcome]) -> None:
+        told = list(zip(finished, outcomes, strict=True))
+        self._shift.drop([held for held, outcome in told if outcome is Outcome.APPLIED])
+        for held, outcome in told:
+            if outcome is Outcome.HELD:  # somebody's transaction holds the row: say it again, holding up no other
+                self._locked_rows.append((time.monotonic() + AGAIN_SECONDS, held))
+            elif outcome is not Outcome.APPLIED:
+                self._shift.forget(held, "complete", outcome)
 
     # ------------------------------------------------------------ how much to claim
 
@@ -141,8 +163,13 @@ class Rounds:
         shift, worker = self._shift, self._worker
         if now < self._claim_at or shift.endings.qsize() > worker.concurrency + worker.prefetch:
             return 0, 0
-        waiting = shift.occupied - worker.concurrency
-        return max(0, -waiting), max(0, self._ahead(now) - max(0, waiting))
+        waiting = shift.occupied + self._undigested - worker.concurrency
+        slots, most = max(0, -waiting), (worker.concurrency + worker.prefetch) // 2  # the half: see digest
+        return slots, max(0, min(self._ahead(now) - max(0, waiting), most - slots))
+
+    @property
+    def _undigested(self) -> int:
+        return len(self._brought[2]) if self._brought else 0
 
     def _ahead(self, now: float) -> int:
         """As many as the slots are expected to begin within a moment; none while handlers take long."""
@@ -172,7 +199,7 @@ class Rounds:
             due.append(self._claim_at)
         if self._shift.waiting.qsize():
             due.append(max(self._shift.last_start, self._claimed_at) + GIVE_BACK_SECONDS)
-        return 0.0 if self._shift.finished else max(0.0, min(due) - now)
+        return 0.0 if self._shift.finished or self._brought else max(0.0, min(due) - now)
 
     def _claimed(self, queue: Queue, count: int) -> None:
         if count:
@@ -233,6 +260,7 @@ class Rounds:
         """Running rows under this owner that it does not hold are from a claim whose reply was lost."""
         if not self._recoveries or now < self._recover_at:
             return
+        self.digest()  # or they would be taken for unheld
         queue, held = self.session.queue, [held.lease for held in self._shift.all()]
         asked = {"owner": self._worker.owner, "ids": [lease.id for lease in held]}
         asked["epochs"] = [lease.epoch for lease in held]

@@ -49,9 +49,7 @@ class Held:
 
     def __init__(self, lease: Lease, handler, sent: float):
         self.lease, self.handler = lease, handler
-        self.sent = (
-            sent  # monotonic, when the last granted claim or renewal was SENT: the lease can't end earlier than counted
-        )
+        self.sent = sent  # monotonic, when the last claim or renewal was SENT: the lease can't end before it
         self.started: float | None = None
         self.slot: Any = None
         self.is_lost = False  # the handler should stop
@@ -140,15 +138,16 @@ class Shift:
 
     def forget(self, held: Held, verb: str, outcome: Outcome) -> None:
         """The database has answered: nothing is held any more."""
-        self.drop(held)
+        self.drop([held])
         if outcome not in _CONFIRMED:
             held.lose(gone=True)
             self.incidents.add("stale_write_refused", held.lease.type)
             log.warning("job %s, epoch %s: %s was answered %s", held.lease.id, held.lease.epoch, verb, outcome.name)
 
-    def drop(self, held: Held) -> None:
+    def drop(self, ended: list[Held]) -> None:
         with self._lock:
-            self.held.pop((held.lease.id, held.lease.epoch), None)
+            for held in ended:
+                self.held.pop((held.lease.id, held.lease.epoch), None)
 
     def all(self) -> list[Held]:
         with self._lock:

@@ -51,7 +51,7 @@ class Worker:
         *,
         owner: str | None = None,
         concurrency: int = 4,
-        prefetch: int = 200,
+        prefetch: int = 500,
         poll_seconds: float = 1,
         grace_seconds: float = 10,
         artifacts=None,
@@ -198,6 +198,7 @@ class _Run:
 
     def _drain(self) -> None:
         """Lets handlers finish, then releases what is left; what finished is completed until the database says so."""
+        self.rounds.digest()
         self.shift.give_back("the worker is stopping")
         self.rounds.settle(time.monotonic() + self._worker.grace_seconds, lambda: not self.shift.unfinished())
         given_back = End("release", "the worker has stopped; the handler had not finished", counted=False)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 from emptied import emptied
-from working import ended, ends, job_when, process, running, settled, statuses, threads, working
+from working import ended, ends, job_when, process, running, sessions, settled, statuses, threads, working
 
 from helpers import wait_until
 from jobqueue import (
@@ -670,21 +670,15 @@ def test_a_worker_whose_slots_are_busy_does_not_ask_at_all(dsn, queue, conn):
 # ---- start and stop --------------------------------------------------------------------------------------------------
 
 
-def sessions(conn):
-    return conn.execute(
-        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
-    ).fetchone()[0]
-
-
 def test_run_once_runs_one_claim_to_its_end_and_leaves_neither_thread_nor_session(dsn, queue, conn):
-    seen, quiet = [], sessions(conn)
+    seen = []
     add(queue, "job", 10)
     worker = Worker(dsn, {"job": lambda lease, context: seen.append(lease.id)}, concurrency=4)
     counts = []
     for _ in range(4):
         counts.append(worker.run_once())
         assert threads() == []
-        wait_until(lambda: sessions(conn) == quiet)
+        wait_until(lambda: sessions(conn) == 0)
     assert (counts, len(set(seen)), statuses(conn)) == ([4, 4, 2, 0], 10, {"done": 10})
 
 
@@ -692,7 +686,7 @@ def test_run_once_runs_one_claim_to_its_end_and_leaves_neither_thread_nor_sessio
 @pytest.mark.parametrize("grace", [0, 5])
 @pytest.mark.parametrize("way", ["run", "run_once"])
 def test_stop_at_any_moment_leaves_no_job_running_and_nothing_behind(dsn, queue, conn, wait, grace, way):
-    executed, quiet = [], sessions(conn)
+    executed = []
     add(queue, "job", 300, max_attempts=2)
     worker = Worker(
         dsn, {"job": lambda lease, context: (time.sleep(0.002), executed.append(lease.id))}, grace_seconds=grace
@@ -702,7 +696,7 @@ def test_stop_at_any_moment_leaves_no_job_running_and_nothing_behind(dsn, queue,
         worker.stop()
         run.result(10)
     assert threads() == []
-    wait_until(lambda: sessions(conn) == quiet)
+    wait_until(lambda: sessions(conn) == 0)
     found = statuses(conn)
     assert ("running" in found, found.get("done", 0) <= len(executed)) == (False, True)
     assert conn.execute("select max(attempts) from jobqueue.job where status = 'ready'").fetchone()[0] in (0, None)

@@ -114,3 +114,11 @@ def process(
 
 def ended(started: subprocess.Popen[str], timeout: float = 20.0) -> int:
     return started.wait(timeout)
+
+
+def sessions(conn: psycopg.Connection) -> int:
+    """How many sessions there are in its database beside its own."""
+    return conn.execute(
+        """select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+           and backend_type = 'client backend'"""
+    ).fetchone()[0]

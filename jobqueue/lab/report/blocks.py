@@ -8,6 +8,11 @@ import pandas as pd
 from ..style import Sheet
 
 
+def amount(value: float) -> str:
+    """A number as it is read: 0.983, 25.2, 1,297."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 @dataclass(frozen=True)
 class Heading:
     text: str

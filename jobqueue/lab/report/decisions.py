@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from .. import load, style
+from .. import load, planner, style
 from .. import verdict as verdicts
 from . import evidence
+from .blocks import amount
 from .making import parameters
 from .runs import Stored
 
@@ -102,7 +103,8 @@ def _workers(found, row) -> Decision:
     chosen, limit, p99 = curve["workers"], row["limit"], day["p99_age"]
     met = bool(p99 <= limit)
     asked = (
-        f"The planner's busiest stretch ({n(plan['stretch_jobs'], 'job')} in {d(plan['stretch_seconds'])}) needs "
+        f"The planner's busiest stretch ({n(plan['stretch_jobs'], 'job')} in {d(plan['stretch_seconds'])}, begun with "
+        f"nothing at work) needs "
         f"{plan['planned_workers']:,}, the whole load by computation {plan['fifo_workers']:,}; the larger is chosen. "
     )
     less = (
@@ -113,7 +115,7 @@ def _workers(found, row) -> Decision:
     sentence = (
         f"Run {n(chosen, 'worker')} (slots). Over the whole load the p99 of queue age is {d(p99)} simulated, "
         f"{d(curve['p99_computed'])} computed, target {d(limit)}: {'met' if met else 'NOT met'}. {asked}{less}. "
-        f"They are {day['busy']:.0%} busy, and the oldest job ever was {d(day['max_age'])} old: p99 leaves out one "
+        f"They are {day['busy']:.0%} busy while jobs arrive, and the oldest job ever was {d(day['max_age'])} old: p99 leaves out one "
         f"hundredth of the time."
     )
     return Decision("workers", f"{chosen:,}", f"p99 of queue age ≤ {d(limit)}", d(p99), d(curve["p99_computed"]), met,
@@ -146,13 +148,14 @@ def _heartbeat(found, row) -> Decision:
     beat = parameters(found["plan"])["heartbeat_seconds"]
     freeze = found["lease"].parameters["mean_freeze_seconds"]
     renewals = found["load"].figures["erlangs"] / beat
+    lost = f"{round(row['simulated'] * planner.FREEZES)} of {planner.FREEZES}"
     sentence = (
         f"Renew every {d(beat)}, a third of the lease: two in a row may be late or lost. For stalls of {d(freeze)} on "
-        f"average the share that loses its lease is {row['simulated']:.2%} simulated, {row['by_formula']:.2g} by "
-        f"formula. With {found['load'].figures['erlangs']:,.3g} jobs at work that is {renewals:,.3g} rows renewed a "
+        f"average {lost} simulated ones lost its lease, a share of {row['by_formula']:.2g} by "
+        f"formula. With {amount(found['load'].figures['erlangs'])} jobs at work that is {amount(renewals)} rows renewed a "
         f"second, one statement a process."
     )
-    return Decision("heartbeat", d(beat), f"stalls that lose a lease ≤ {row['limit']:.0%}", f"{row['simulated']:.2%}",
+    return Decision("heartbeat", d(beat), f"stalls that lose a lease ≤ {row['limit']:.0%}", lost,
                     f"{row['by_formula']:.2g}", bool(row["met"]), "lease-length", sentence)  # fmt: skip
 
 
@@ -161,7 +164,7 @@ def _poll(found, row) -> Decision:
     sentence = (
         f"Poll every {d(poll)}. NOTIFY wakes an idle worker at once; where it does not reach one, a job is begun "
         f"{d(row['simulated'])} after it is due on average, {d(row['by_formula'])} by formula. Idle, "
-        f"{n(workers, 'worker')} with one slot a process ask {workers / poll:,.3g} times a second; with more slots a "
+        f"{n(workers, 'worker')} with one slot a process ask {amount(workers / poll)} times a second; with more slots a "
         f"process, as many times fewer."
     )
     return Decision("poll", d(poll), f"mean pick-up ≤ {d(row['limit'])}", d(row["simulated"]), d(row["by_formula"]),
@@ -181,12 +184,12 @@ def _backoff(found, row) -> Decision:
         f"{n(found['workers'].figures['workers'], 'worker')} are many for so slow an arrival of jobs."
     )  # fmt: skip
     sentence = (
-        f"Back off {choice}. If all {n(found['workers'].figures['workers'], 'worker')} fail at one instant, their "
-        f"first retries come at {peak:,.3g} a second at most, {expected:,.3g} by formula, where {row['limit']:,.3g} "
+        f"Back off {choice}. If the jobs of all {n(found['workers'].figures['workers'], 'worker')} fail at one instant, their "
+        f"first retries come at {amount(peak)} a second at most, {amount(expected)} by formula, where {amount(row['limit'])} "
         f"jobs a second arrive in the busiest stretch.{why}"
     )
-    return Decision("backoff", choice, f"herd's retries/s ≤ {row['limit']:,.3g}", f"{peak:,.3g}/s",
-                    f"{expected:,.3g}/s", met, "retry-herd", sentence)  # fmt: skip
+    return Decision("backoff", choice, f"herd's retries/s ≤ {amount(row['limit'])}", f"{amount(peak)}/s",
+                    f"{amount(expected)}/s", met, "retry-herd", sentence)  # fmt: skip
 
 
 def _attempts(found, row) -> Decision:
@@ -202,7 +205,7 @@ def _attempts(found, row) -> Decision:
         f"as dead only then."
     )
     return Decision("attempts", f"{chosen}", f"dead after {d(outage)} of outage: 0", f"{dead} of {total:,}",
-                    f"{row['by_formula']:.2g} of {200}", dead == 0, "outlasted", sentence)  # fmt: skip
+                    f"{row['by_formula'] / planner.OUTAGE_JOBS * total:.2g} of {total:,}", dead == 0, "outlasted", sentence)  # fmt: skip
 
 
 def _broker(found, bears: Bearing) -> Decision:
@@ -211,15 +214,15 @@ def _broker(found, bears: Bearing) -> Decision:
     met = bool(rate <= bears.per_second)
     broker = bears.broker if bears.judged else (False if met else None)
     choice = {True: "a broker is indicated", False: "no broker", None: "broker or not is open"}[broker]
-    asked = f"The busiest minute brings {rate:,.3g} jobs a second"
+    asked = f"The busiest minute brings {amount(rate)} jobs a second"
     if bears.judged:
         room = rate <= verdicts.HEADROOM * bears.per_second
-        why = f"{asked}; {bears.per_second:,.4g} are sustained{share}, measured ({bears.source}): "
+        why = f"{asked}; {amount(bears.per_second)} are sustained{share}, measured ({bears.source}): "
         why += f"within the {verdicts.HEADROOM:.0%} that a plan may use" if room else bears.judged.broker_reason
     else:
-        why = f"{asked}, {'at most' if met else 'more than'} the {bears.per_second:,.4g} of {bears.source}{share}"
+        why = f"{asked}, {'at most' if met else 'more than'} the {amount(bears.per_second)} of {bears.source}{share}"
         why += f". Measure what yours bears: {evidence.COMMANDS['load run']}"
-    return Decision("broker", choice, f"busiest minute ≤ {bears.per_second:,.4g} jobs/s", f"{rate:,.3g} jobs/s", "–",
+    return Decision("broker", choice, f"busiest minute ≤ {amount(bears.per_second)} jobs/s", f"{amount(rate)} jobs/s", "–",
                     met, "needed-rate", f"{choice[0].upper()}{choice[1:]}. {why}.")  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from .. import matrix, style
 from . import decisions, evidence
-from .blocks import Block, Figure, Heading, Listing, Paragraph, Table
+from .blocks import Block, Figure, Heading, Listing, Paragraph, Table, amount
 from .decisions import Decision
 from .evidence import Piece
 from .making import parameters
@@ -16,6 +16,7 @@ from .runs import Stored
 
 d, n = style.duration, style.count
 SECONDS_A_DAY = 86_400
+CUT = 0.1  # of the span: a job longer than that makes the beginning of a history count
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,10 @@ class Review:
 
     def figure(self, slug: str) -> Figure:
         return next(one for one in self.figures if one.slug == slug)
+
+    def drawn(self, slug: str) -> list[Figure]:
+        """The figure where there is something to show."""
+        return [one for one in self.figures if one.slug == slug]
 
     def labelled(self, slug: str) -> str:
         return self.figure(slug).label
@@ -79,8 +84,8 @@ def _load(review: Review) -> list[Block]:
     failing = f" {n(load['failed'], 'job')} fail for good, as in the history." if load["failed"] else ""
     text = (
         f"{n(load['jobs'], 'job')} in {d(load['span_seconds'])}, {d(load['mean_seconds'])} each on average: "
-        f"{load['erlangs']:,.4g} at work at a time if none ever waited, {load['peak_busy']:,.4g} at most. The busiest "
-        f"minute begins {d(load['peak_at_seconds'])} after the start and brings {load['peak_per_second']:,.3g} jobs a "
+        f"{amount(load['erlangs'])} at work at a time if none ever waited, {amount(load['peak_busy'])} at most. The busiest "
+        f"minute begins {d(load['peak_at_seconds'])} after the start and brings {amount(load['peak_per_second'])} jobs a "
         f"second.{failing}{left}"
     )
     frame = review.found["load"]["types"].rename(columns=_spoken)
@@ -117,7 +122,7 @@ def _ended(told: Mapping) -> str:
     ends = [f"{n(told[state])} {word}" for state, word in
             (("done", "done"), ("failed", "failed for good"), ("dead", "dead")) if told[state] or state == "done"]
     open_ = told["ready"] + told["running"]
-    still = f", {n(open_)} still open at the end" if open_ else ", none open at the end"
+    still = f", {n(open_)} still open when it was ended after {d(told['span_seconds'])}" if open_ else ", none left open"
     return f"Of {n(told['jobs'], 'job')} {', '.join(ends)}{still}; {n(told['attempts'], 'attempt')}."
 
 
@@ -142,7 +147,7 @@ def _faults(review: Review) -> list[Block]:
     return [
         Heading("With faults"), Paragraph(text), review.figure("faults"), review.figure("lost-leases"),
         Table(_recovered(by), by, (), list(by.columns[2:]), "recoveries"),
-        review.figure("attempts"), review.figure("dead-letters"),
+        review.figure("attempts"), *review.drawn("dead-letters"),
     ]  # fmt: skip
 
 
@@ -230,11 +235,11 @@ def _cost(review: Review) -> list[Block]:
             for name, size in weight.items()]  # fmt: skip
     rows += [
         ("idle polling", f"every {d(plan['poll_seconds'])} for each process",
-         f"{workers / plan['poll_seconds']:,.3g} queries a second at one slot a process"),
+         f"{amount(workers / plan['poll_seconds'])} queries a second at one slot a process"),
         ("renewals", f"every {d(plan['heartbeat_seconds'])} for each job at work",
-         f"{load['erlangs'] / plan['heartbeat_seconds']:,.3g} rows a second"),
-        ("idle workers", f"{review.found['day'].figures['busy']:.0%} busy over the whole load",
-         f"{workers * (1 - review.found['day'].figures['busy']):,.3g} of {workers:,} slots idle on average"),
+         f"{amount(load['erlangs'] / plan['heartbeat_seconds'])} rows a second"),
+        ("idle workers", f"{review.found['day'].figures['busy']:.0%} busy while jobs arrive",
+         f"{amount(workers * (1 - review.found['day'].figures['busy']))} of {workers:,} slots idle on average"),
     ]  # fmt: skip
     text = (
         f"At the rate of this load, {n(a_day, 'job')} a day. Job rows are kept until the janitor archives them, keys "
@@ -247,6 +252,12 @@ def _cost(review: Review) -> list[Block]:
 
 def _limits(review: Review) -> list[Block]:
     plan = review.found["plan"]
+    load = review.found["load"].figures
+    longest = float(review.found["load"]["types"]["max_seconds"].max())
+    cut = (
+        f"The load begins with nothing at work, and its longest job runs {d(longest)}: jobs that ran on from before are "
+        f"missing, so its first hours are lighter than they were, and a day that follows another needs more workers."
+    )
     texts = [
         "Execution is at least once. An effect is applied once where the destination shares the job's transaction, or "
         "checks the epoch and a unique effect key; the epoch alone refuses late writes, it does not prevent a second "
@@ -260,6 +271,8 @@ def _limits(review: Review) -> list[Block]:
         f"slow are missing.",
         "p99 of queue age leaves out one hundredth of the time: the worst age stands beside it wherever it is named.",
     ]
+    if longest > CUT * load["span_seconds"]:
+        texts.insert(3, cut)
     return [Heading("Limits"), *map(Paragraph, texts)]
 
 
@@ -307,5 +320,5 @@ def _shown(value) -> str:
 def _bytes(size: float) -> str:
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= unit:
-            return f"{size / unit:,.3g} {name}"
+            return f"{amount(size / unit)} {name}"
     return f"{size:,.0f} bytes"

@@ -25,12 +25,12 @@ def figure(slug: str):
 
 
 def draw(found: Mapping[str, Stored], bears: decisions.Bearing, progress: Callable[[str], None] = str) -> list[Figure]:
-    """All of them, numbered."""
-    out = []
-    for number, (slug, make) in enumerate(_MAKERS, 1):
+    """All that have something to show, numbered."""
+    out: list[Figure] = []
+    for slug, make in _MAKERS:
         progress(slug)
-        sheet, caption, frames, about = make(found, bears)
-        out.append(Figure(number, slug, sheet, caption, frames, about))
+        if drawn := make(found, bears):
+            out.append(Figure(len(out) + 1, slug, *drawn))
     return out
 
 
@@ -122,7 +122,9 @@ def _attempts(found, _) -> Drawn:
 
 
 @figure("dead-letters")
-def _dead(found, _) -> Drawn:
+def _dead(found, _) -> Drawn | None:
+    if found["faults"]["dead"].empty:
+        return None
     run, about = found["faults"], _fault_about(found)
     caption = "Dead letters of the run with faults, by type and cause: permanent means that its handler said never."
     return charts.dead_letters(run["dead"], run["faults"], **about), caption, {"dead": run["dead"]}, about

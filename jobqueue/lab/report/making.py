@@ -214,7 +214,7 @@ def _day(bench: Bench) -> Stored:
         given |= {"lease_seconds": DAY_SECONDS, "heartbeat_seconds": max(longest * 1.1, DAY_SECONDS / 3)}
     run = bench.simulate(work, **given)
     figures = {**_ended(run), **_ages(run), "renewals": float(renewals), "span_seconds": run.span_seconds,
-               "busy": studies_faults.age_figures(run)["busy"]}  # fmt: skip
+               "busy": _busy(run, work.span_seconds)}  # fmt: skip
     frames = {"ages": run.ages, "waits": studies_faults.waits(run).rename_axis("type").reset_index(),
               "running": running_by_type(run), "jobs": run.jobs, "attempts": run.attempts}  # fmt: skip
     return bench.stored(run.about, figures, frames)
@@ -235,6 +235,13 @@ def _ages(run: sim.Run) -> dict:
             "max_wait": float(waits.max())}  # fmt: skip
 
 
+def _busy(run: sim.Run, span_seconds: float) -> float:
+    """The share of the time of the arrivals that a worker was busy: what runs on after the last one says nothing."""
+    ended = run.attempts["ended"].fillna(np.inf).clip(upper=span_seconds)
+    worked = (ended - run.attempts["started"]).clip(lower=0).sum()
+    return float(worked / (run.about["workers"] * max(span_seconds, 1e-6)))
+
+
 def running_by_type(run: sim.Run, samples: int = 200) -> pd.DataFrame:
     """time_seconds, type, running: how many attempts of each type were under way."""
     times = np.linspace(0, run.span_seconds, samples)
@@ -250,12 +257,15 @@ def running_by_type(run: sim.Run, samples: int = 200) -> pd.DataFrame:
 def _workers(bench: Bench) -> Stored:
     """p99 of queue age by workers: first come, first served, computed; and simulated at some."""
     work, chosen = bench.inputs.work, bench.plan["workers"]
-    numbers = sorted({max(1, round(chosen * share)) for share in np.geomspace(0.4, 2.0, 25)} | {chosen})
+    limit = bench.inputs.targets.p99_age_seconds
+    low, high = (fifo.fewest(work, limit * share) for share in (10, 0.05))  # where the curve has something to say
+    high = max(high, chosen) + 1
+    numbers = sorted({round(number) for number in np.linspace(max(1, low - 1), high, 25)} | {chosen})
     computed = pd.DataFrame({"workers": numbers, "p99_age": [fifo.age_quantile(work, n) for n in numbers]})
     day = bench.known["day"]
     rows = [{"workers": chosen, **{name: day.figures[name] for name in ("p50_age", "p99_age", "max_age")}}]
     if len(work) <= SMALL_JOBS:
-        others = sorted({max(1, round(chosen * share)) for share in (0.5, 0.75, 1.5)} - {chosen})
+        others = sorted({numbers[0], round((numbers[0] + chosen) / 2), high} - {chosen})
         rows += [{"workers": n, **_simulated_ages(bench, work, n)} for n in others]
     simulated = pd.DataFrame(rows).sort_values("workers", ignore_index=True)
     figures = {"workers": chosen, "p99_computed": fifo.age_quantile(work, chosen),
@@ -304,9 +314,9 @@ def fault_plan(work: Workload, processes: int, slots: int, plan: dict, targets: 
     full = fifo.fullest(work, processes * slots) + 2 * plan["poll_seconds"]  # idle workers have looked by then
     commonest = pd.Series(work.type).value_counts(sort=False).sort_values(ascending=False, kind="stable").index[0]
     outage = targets.outage_seconds
-    full, span = round(full, 3), round(span, 3)
+    full = round(full if full < 0.55 * span else 0.4 * span, 3)  # long jobs pile up to the end: all have some by then
     lost = max(1, min(HOST, processes - 1))
-    away = min(max(full + 10 * lease, 0.55 * span), full + 0.6 * span)
+    away = max(0.8 * span, full + 4 * lease)
     return [
         *(faults.kill(worker, at=full, seconds=120) for worker in range(lost)),
         faults.freeze(processes - 1, at=full + 1, seconds=2.5 * lease),

@@ -4,6 +4,7 @@ import numpy as np
 
 from .. import charts, labels, style
 from ..charts import frame as frames
+from .blocks import amount
 
 __all__ = ["age_by_workers", "arrivals", "charts", "needed_rate", "outlasted", "pickup"]
 
@@ -13,8 +14,8 @@ def arrivals(buckets, *, workers, jobs, erlangs, peak_per_second, **about):
     """What arrives and how many workers it would keep busy: `buckets` has time_seconds, arrivals_per_second, busy."""
     buckets = frames.columns(buckets, "arrivals", "time_seconds", "arrivals_per_second", "busy")
     finding = (
-        f"{style.count(jobs, 'job')}, {peak_per_second:,.3g} a second in the busiest minute; {erlangs:,.3g} workers' "
-        f"worth of work on average, {buckets['busy'].max():,.3g} at most, for {style.count(workers, 'worker')}"
+        f"{style.count(jobs, 'job')}, {amount(peak_per_second)} a second in the busiest minute; {amount(erlangs)} workers' "
+        f"worth of work on average, {amount(buckets['busy'].max())} at most, for {style.count(workers, 'worker')}"
     )
     figure, axes = style.sheet(finding, [1.7, 1.9], about)
     width = float(buckets["time_seconds"].diff().iloc[-1])
@@ -26,6 +27,7 @@ def arrivals(buckets, *, workers, jobs, erlangs, peak_per_second, **about):
     axes[1].stairs(buckets["busy"], edges, color=style.GREEN, lw=1.5)
     axes[1].axhline(workers, color=style.BLACK, ls=(0, (5, 2)), lw=1.2)
     axes[1].set_ylim(0, style.ceiling(max(buckets["busy"].max(), workers) * 1.05, 1e-3))
+    axes[1].yaxis.set_major_formatter(style.thousands)
     axes[1].set_ylabel("jobs at work", size=style.TEXT)
     last = float(buckets["busy"].iloc[-1])
     style.end_labels(axes[1], [(last, "if none waited", style.GREEN), (workers, f"{workers:,} workers", style.BLACK)])
@@ -83,7 +85,7 @@ def pickup(polls, *, chosen, limit_seconds, **about):
     own = polls.loc[(polls["poll_seconds"] - chosen).abs().idxmin()]
     finding = (
         f"Polling every {style.duration(chosen)} picks up after {style.duration(own['mean_seconds'])} on average and "
-        f"asks {own['looks_per_second']:,.3g} times a second for each idle worker"
+        f"asks {amount(own['looks_per_second'])} times a second for each idle worker"
     )
     figure, axes = style.sheet(finding, [2.2, 1.4], about)
     x = polls["poll_seconds"]
@@ -146,14 +148,14 @@ def needed_rate(rates, **about):
     rates = frames.columns(rates, "needed_rate", "what", "per_second", "kind")
     needed = rates.loc[rates["kind"] == "needed", "per_second"].max()
     borne = rates.loc[rates["kind"] == "borne", "per_second"].max()
-    finding = f"The busiest minute asks for {needed:,.3g} jobs a second, {needed / borne:.2%} of {borne:,.4g}"
+    finding = f"The busiest minute asks for {amount(needed)} jobs a second, {needed / borne:.2%} of {amount(borne)}"
     figure, (ax,) = style.sheet(finding, [0.36 * len(rates) + 0.3], about, left=3.0)
     low = 10 ** np.floor(np.log10(max(rates["per_second"].min(), 1e-4) / 2))
     for place, row in enumerate(rates.itertuples()):
         colour = style.BLUE if row.kind == "needed" else style.BLACK
         ax.barh(place, row.per_second - low, left=low, height=0.6, facecolor=style.tint(colour), edgecolor=colour,
                 hatch=None if row.kind == "needed" else "///", lw=0.9)  # fmt: skip
-        ax.annotate(f"{row.per_second:,.3g}", (row.per_second, place), (5, 0), textcoords="offset points", va="center",
+        ax.annotate(f"{amount(row.per_second)}", (row.per_second, place), (5, 0), textcoords="offset points", va="center",
                     size=style.SMALL)  # fmt: skip
     ax.set_yticks(range(len(rates)), [labels.cut(text, style.SMALL, 195) for text in rates["what"]])
     ax.set(ylim=(len(rates) - 0.5, -0.5), xlim=(low, rates["per_second"].max() * 4))

@@ -19,10 +19,10 @@ LABELS = {"ours": "this queue", "graphile": "graphile-worker", "pgboss": "pg-bos
 OURS = "ours"
 # Medians over interleaved rounds on the authors' machine: 2 cores shared by worker and server, PostgreSQL 18.6 as
 # initdb leaves it, no-op handlers, each queue at its own best settings. Ours: the prototype that the worker follows.
-PUBLISHED_SOURCE = "measured on the authors' machine (2 cores, PostgreSQL 18.6, durable commits), 2026-11-30"
+PUBLISHED_SOURCE = "measured on the authors' machine, 2026-11-30"
 PUBLISHED = (
     ("pgfloor (pgbench)", 28_000, 33_000, False),
-    ("this queue (prototype)", 18_000, 20_000, True),
+    ("our prototype", 18_000, 20_000, True),
     ("graphile-worker 0.18 (Node)", 14_600, 16_000, False),
     ("pg-boss 12.38 (Node)", 6_900, 6_900, False),
     ("pgqueuer 1.6", 6_100, 7_200, False),

@@ -32,8 +32,9 @@ from .processes import FleetError, Processes
 
 SQL = statements(text("lab/load.sql"))
 LOOK_SECONDS, PROBE_SECONDS = 0.05, 0.2
-BEGIN_SECONDS = 1.2  # from the start of the producers to their first job
+BEGIN_SECONDS = 0.1  # from the word to the producers, who are ready, to their first job
 WARM_SHARE = 0.25  # of a step, not measured: what is left of the step before, and the first claims
+READY_SECONDS = 60  # from the start of a producer, on a machine that is busy
 RESULT_SECONDS = 20  # after a step: the last enqueue may wait for a server that is behind
 INSTANTS = 200  # of a step, at which the age of the oldest job is computed
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -106,8 +107,7 @@ class Rig:
         """One step at `rate` jobs a second; its measures are of the last three quarters."""
         setting, self._steps = self.setting, self._steps + 1
         newest = self.conn.execute(SQL.newest).fetchone()[0]
-        begin = time.time() + BEGIN_SECONDS
-        results = self._start_producers(begin, rate, seconds, seed)
+        begin, results = self._start_producers(rate, seconds, seed)
         window = Window(begin + WARM_SHARE * seconds, begin + seconds)
         before = self._counted(window.begin)
         after = self._counted(window.end)
@@ -148,30 +148,53 @@ class Rig:
         self._processors = waits.Processors(self.conn, [worker.pid for worker in fleet.workers])
         self._steps = 0
 
-    def _start_producers(self, begin: float, rate: float, seconds: float, seed: str) -> list[Path]:
-        setting, results = self.setting, []
-        env = {"JOBQUEUE_DSN": make_conninfo(self.dsn, application_name=producer.NAME),
-               "PYTHONPATH": str(Path(__file__).resolve().parents[2])}  # fmt: skip
-        for number in range(setting.producers):
+    def _start_producers(self, rate: float, seconds: float, seed: str) -> tuple[float, list[Path]]:
+        """(when they begin, where their results will be), once all of them are ready."""
+        go, results = self._results / f"{self._steps}.go", []
+        for number in range(self.setting.producers):
             path = self._results / f"{self._steps}-{number}.json"
-            order = producer.Order(
-                begin, seconds, rate / setting.producers, str(path), setting.connections, setting.enqueue_batch,
-                setting.arrivals, setting.wake == "notify", setting.service_seconds, f"{seed}/{rate}/{number}",
-            )  # fmt: skip
-            argv = [sys.executable, "-m", "jobqueue.lab.producer", producer.argument(order)]
-            self._producers.start(f"producer-{self._steps}-{number}", argv, env=env)
+            self._start_producer(path, go, rate / self.setting.producers, seconds, f"{seed}/{rate}/{number}")
             results.append(path)
         self._processors.producers = [each.pid for each in self._producers.status().values() if each.alive]
-        return results
+        for path in results:
+            self._await(path, path.with_name(path.name + producer.READY), time.time() + READY_SECONDS)
+        begin = time.time() + BEGIN_SECONDS
+        producer.put(go, repr(begin))
+        return begin, results
+
+    def _start_producer(self, path: Path, go: Path, rate: float, seconds: float, seed: str) -> None:
+        setting = self.setting
+        order = producer.Order(
+            seconds=seconds,
+            rate=rate,
+            result=str(path),
+            go=str(go),
+            connections=setting.connections,
+            batch=setting.enqueue_batch,
+            arrivals=setting.arrivals,
+            wakes=setting.wake == "notify",
+            service_seconds=setting.service_seconds,
+            seed=seed,
+        )
+        env = {
+            "JOBQUEUE_DSN": make_conninfo(self.dsn, application_name=producer.NAME),
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        }
+        argv = [sys.executable, "-m", "jobqueue.lab.producer", producer.argument(order)]
+        self._producers.start(f"producer-{path.stem}", argv, env=env)
 
     def _result(self, path: Path, until: float) -> dict:
-        name = f"producer-{path.stem}"
-        while not path.exists():
-            if time.time() > until or not self._producers.status()[name].alive:
-                words = (self._producers.log(name).strip().splitlines() or ["it wrote nothing"])[-1]
-                raise FleetError(f"{name} has not come to its end: {words}")
-            time.sleep(0.02)
+        self._await(path, path, until)
         return json.loads(path.read_text())
+
+    def _await(self, result: Path, file: Path, until: float) -> None:
+        name = f"producer-{result.stem}"
+        while not file.exists():
+            alive = self._producers.status()[name].alive
+            if time.time() > until or not (alive or file.exists()):
+                words = (self._producers.log(name).strip().splitlines() or ["it wrote nothing"])[-1]
+                raise FleetError(f"{name} is not ready, or has not come to its end: {words}")
+            time.sleep(0.02)
 
     def _counted(self, at: float) -> tuple[float, dict, dict]:
         """(instant, the server's counters, processor seconds), at that instant."""
@@ -218,12 +241,19 @@ def oldest_ages(jobs: pd.DataFrame, window: Window) -> pd.DataFrame:
 
 
 def of_jobs(jobs: pd.DataFrame, ages: pd.DataFrame, window: Window) -> dict:
-    """Rates, and quantiles of queue age and pick-up; a job that has not started yet counts with its wait so far."""
+    """Rates, and quantiles of queue age, pick-up (to the claim) and lag (to the enqueue, a part of it).
+
+    What has not happened yet counts with the time so far.
+    """
     arrived = jobs[window.holds(jobs["due"])]
-    pickup = arrived["started"].fillna(window.end).clip(lower=arrived["due"]) - arrived["due"]
+    waited = {
+        name: arrived[column].fillna(window.end).clip(lower=arrived["due"]) - arrived["due"]
+        for name, column in (("pickup", "started"), ("lag", "created"))
+    }
     columns = {"arrived": "due", "sent": "created", "completed": "finished"}
     rates = {name: int(window.holds(jobs[column]).sum()) / window.seconds for name, column in columns.items()}
-    return rates | quantiles("age", ages["oldest_age_seconds"]) | quantiles("pickup", pickup)
+    measured = {"age": ages["oldest_age_seconds"], **waited}
+    return rates | {key: value for name, each in measured.items() for key, value in quantiles(name, each).items()}
 
 
 def of_producers(produced: Sequence[dict]) -> dict:

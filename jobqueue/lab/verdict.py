@@ -10,7 +10,7 @@ import pandas as pd
 
 from . import style
 
-KEEPS_UP = 0.95  # completed ÷ arrived, sent ÷ arrived; less, and a backlog grows although nobody has waited long yet
+KEEPS_UP = 0.95  # completed ÷ arrived; less, and a backlog grows although nobody has waited long yet
 BUSY, FULL = 0.9, 0.95  # shares of slots or of a worker's core, and of the machine's processors
 OURS = 0.5  # of the machine's processors, used by the load itself: less, and it is not the load that fills them
 # Of the sessions that write, found waiting. A worker's rounds wait for a commit most of the time and lose nothing by
@@ -91,7 +91,7 @@ def pressures(steps: pd.DataFrame) -> pd.DataFrame:
     Where producers fall behind, their waits count, and full workers don't: these do what is sent. Where slots are full
     of handlers, nothing else that a worker waits for counts.
     """
-    behind = steps["sent"] < KEEPS_UP * steps["arrived"] - 1
+    behind = _behind(steps)
     workers = _workers(steps)
     workers[["slots", "core"]] = workers[["slots", "core"]].mask(behind, 0.0)
     free = (workers["slots"] < 1).astype(float)
@@ -106,6 +106,11 @@ def pressures(steps: pd.DataFrame) -> pd.DataFrame:
         "vacuum": np.minimum(slower.fillna(0), steps["dead_tuples"] / DEAD_TUPLES),
         "connections": np.maximum(steps["sessions"] / steps["max_sessions"] / FULL, steps["refused"].clip(upper=2)),
     })  # fmt: skip
+
+
+def _behind(steps):
+    """Whether jobs wait for their enqueue longer than for their claim afterwards."""
+    return steps["lag_p95_seconds"] > 0.5 * steps["pickup_p95_seconds"]
 
 
 def _workers(steps) -> pd.DataFrame:
@@ -124,7 +129,7 @@ def _bracket(rates: pd.Series, good: np.ndarray) -> tuple[float | None, float | 
 
 
 def _reason(limit: str, row: pd.Series, enqueue_batch: int) -> tuple[str, str]:
-    who = "producer" if row["sent"] < KEEPS_UP * row["arrived"] - 1 else "worker"
+    who = "producer" if _behind(row) else "worker"
     if limit == "workers":
         part = str(_workers(row.to_frame().T.astype(float)).iloc[0].idxmax())
         return _worker_reason(part, row)
@@ -190,8 +195,10 @@ def _broker(limit, sustainable, missed, required, enqueue_batch) -> tuple[bool |
     asked = f"{kept}, and {style.count(required)} are needed"
     if missed is None:
         return None, f"{asked}, which the ramp did not reach: go on with higher rates"
+    if limit is None:
+        return None, f"{asked}; but what came first is not known: find it before you decide"
     if limit not in ("commits", "locks"):
-        return False, f"{asked}; but what came first is {WORDS.get(limit, 'not known')}, which a broker does not move"
+        return False, f"{asked}; but what came first is {WORDS[limit]}, which a broker does not move"
     if enqueue_batch < BATCHED:
-        return False, f"{asked}; but enqueues are not batched yet, and each of them is a commit"
+        return False, f"{asked}; but enqueues are not batched yet: each is a commit. Batch them, and measure again"
     return True, f"{asked}; the limit is the database's own writing, and enqueues are batched already: a broker it is"

@@ -8,7 +8,7 @@ from .contenders import NAMES, PYTHON, SQL, load
 
 OURS, FLOOR = "ours", "pgfloor"
 BEST_PYTHON, BEST_PEER = "the best Python peer", "the best peer"  # of each round
-HELD, MISSED, UNKNOWN = "held", "MISSED", "not measured"
+HELD, MISSED, UNKNOWN, NOT_ASKED = "held", "MISSED", "not measured", "not asked for"
 ISSUE, DESIGN = "issue 6", "DESIGN §2"
 
 # What a reading is: its words, its unit, and whether more of it is better.
@@ -94,7 +94,7 @@ class Verdict:
     low: float | None = None
     high: float | None = None
     rounds: int = 0
-    why: str = ""
+    note: str = ""  # which of the group it was, and who of it was not there; or why it was not measured
 
 
 def judge(readings: list[Reading], missing: dict[str, str], bars: tuple[Bar, ...] = BARS) -> list[Verdict]:
@@ -127,16 +127,28 @@ def _verdict(bar: Bar, readings: list[Reading], missing: dict[str, str]) -> Verd
     found = ratios(readings, bar.reading, OURS, bar.against, bar.of) if bar.against else None
     figures = list((values(readings, bar.reading, OURS) if found is None else found).values())
     if not figures:
-        return Verdict(bar, UNKNOWN, why=_why(bar, missing))
+        note = _absent([OURS, *members(bar.against or OURS)], missing)
+        return Verdict(bar, UNKNOWN if note else NOT_ASKED, note=note)
     median = statistics.median(figures)
     held = median >= bar.limit if bar.at_least else median <= bar.limit
-    return Verdict(bar, HELD if held else MISSED, median, min(figures), max(figures), len(figures))
+    note = _group(bar, readings) if bar.against in (BEST_PYTHON, BEST_PEER) else ""
+    return Verdict(bar, HELD if held else MISSED, median, min(figures), max(figures), len(figures), note)
 
 
-def _why(bar: Bar, missing: dict[str, str]) -> str:
-    needed = [OURS, *(members(bar.against) if bar.against else [])]
-    reasons = {name: missing[name] for name in needed if name in missing}
-    return "; ".join(f"{name}: {why}" for name, why in reasons.items()) or "not part of this run"
+def _absent(names: list[str], missing: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {missing[name]}" for name in dict.fromkeys(names) if name in missing)
+
+
+def _group(bar: Bar, readings: list[Reading]) -> str:
+    """Who was the best, and who was not there to be it."""
+    medians = {
+        name: statistics.median(found.values())
+        for name in members(bar.against)
+        if (found := values(readings, bar.of or bar.reading, name))
+    }
+    best = (max if READINGS[bar.reading][2] else min)(medians, key=medians.get)
+    others = [name for name in members(bar.against) if name not in medians]
+    return f"{best}; without {', '.join(others)}" if others else best
 
 
 def _reference(readings: list[Reading], name: str, against: str) -> dict[int, float]:

@@ -46,7 +46,7 @@ def mixed(stage: Stage, contender: Contender, amounts: Amounts) -> Found:
 
 
 def _feed(dsn: str, fleet: Fleet, jobs: int) -> tuple[History, list[float]]:
-    """Arrivals one by one at the rate: their history, and how many milliseconds each enqueue took, its commit included."""
+    """Arrivals one by one at the rate: their history, and the milliseconds of each enqueue, its commit included."""
     rng, took, begun = random.Random(SEED), [], time.monotonic()
     kinds = rng.choices([*SHARES, "quick"], [*SHARES.values(), 1 - sum(SHARES.values())], k=jobs)
     with psycopg.connect(dsn, autocommit=True) as conn:

@@ -3,6 +3,7 @@
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import psycopg
 from tqdm.auto import tqdm
@@ -41,17 +42,25 @@ class Run:
     readings: list[Reading] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+    amounts: Amounts = Amounts()
+    made_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    interrupted: bool = False
 
 
 def measure(names: list[str], tests: list[str], rounds: int, amounts: Amounts, *, progress: bool = True) -> Run:
     """Every round of every test. A contender that fails is noted with its words, and the others go on."""
-    run = Run()
+    run = Run(amounts=amounts)
     steps = list(_steps(_present(names, run), tests, rounds))
-    with Stage() as stage, tqdm(steps, unit="measurement", disable=not progress) as bar:
-        run.settings = stage.settings()
-        for number, test, contender in bar:
-            bar.set_postfix_str(f"round {number}, {test}, {contender.name}")
-            _step(run, stage, number, test, contender, amounts)
+    if not steps:
+        return run
+    try:
+        with Stage() as stage, tqdm(steps, unit="measurement", disable=not progress) as bar:
+            run.settings = stage.settings()
+            for number, test, contender in bar:
+                bar.set_postfix_str(f"round {number}, {test}, {contender.name}")
+                _step(run, stage, number, test, contender, amounts)
+    except KeyboardInterrupt:  # what was read so far is shown
+        run.interrupted = True
     return run
 
 
@@ -60,7 +69,6 @@ def _present(names: list[str], run: Run) -> list[Contender]:
     for each in contenders:
         if each.version is None:
             run.missing[each.name] = f"not installed; {INSTALL[each.facts.kind]}"
-    run.missing |= {name: "left out" for name in NAMES if name not in names}
     return [each for each in contenders if each.name not in run.missing]
 
 

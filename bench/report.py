@@ -5,16 +5,16 @@ import os
 import platform
 import statistics
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
 
+from jobqueue.errors import InvalidInput
 from jobqueue.lab import style
 
 from . import bars, chart
-from .amounts import Amounts
-from .bars import HELD, MISSED, READINGS, UNKNOWN, Verdict
+from .amounts import Amounts, Reading
+from .bars import HELD, MISSED, NOT_ASKED, READINGS, UNKNOWN, Verdict
 from .contenders import NAMES, load
 from .plan import Run
 
@@ -39,18 +39,29 @@ def text(run: Run, verdicts: list[Verdict]) -> str:
 
 def summary(verdicts: list[Verdict]) -> str:
     """One line."""
-    counts = {result: sum(each.result == result for each in verdicts) for result in (HELD, MISSED, UNKNOWN)}
+    counts = {result: sum(each.result == result for each in verdicts) for result in (HELD, MISSED, UNKNOWN, NOT_ASKED)}
     return ", ".join(f"{count} {result}" for result, count in counts.items()) + f" of {len(verdicts)} bars"
 
 
-def write(folder: Path, run: Run, verdicts: list[Verdict], amounts: Amounts) -> list[Path]:
+def read(path: Path) -> Run:
+    """A run as its bench.json tells it, to be judged, shown and drawn again."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        readings = [Reading(**each) for each in told["readings"]]
+        return Run(readings, told["missing"], told["settings"], Amounts(**told["amounts"]), told["made_at"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f"--again: {path} is no bench.json that could be read: {error}") from error
+
+
+def write(folder: Path, run: Run, verdicts: list[Verdict]) -> list[Path]:
     """The report, the readings as csv, everything as JSON, the chart; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     everything = {
-        "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "made_at": run.made_at,
         "revision": style.revision(),
-        "machine": _machine_facts(run),
-        "amounts": asdict(amounts),
+        "machine": _machine_facts(),
+        "settings": run.settings,
+        "amounts": asdict(run.amounts),
         "contenders": {name: _about(name) for name in _taking_part(run)},
         "missing": run.missing,
         "bars": [asdict(each.bar) | {"text": each.bar.text} | _outcome(each) for each in verdicts],
@@ -91,7 +102,7 @@ def _beside(run: Run, name: str, contender: str) -> list[str]:
     """Medians of what was noted beside a reading."""
     noted = [each.facts for each in run.readings if (each.name, each.contender) == (name, contender)]
     words = {"lag_ms": "told {} ms after", "server_us_per_job": "server {} µs a job", "worker_us_per_job": "worker {}"}
-    found = []
+    found = [f"back after {load(contender).facts.back_after}"] if name.startswith("drain") else []
     for key, form in words.items():
         if values := [facts[key] for facts in noted if facts.get(key) is not None]:
             found.append(form.format(_shown(statistics.median(values))))
@@ -101,11 +112,11 @@ def _beside(run: Run, name: str, contender: str) -> list[str]:
 
 def _verdicts(verdicts: list[Verdict]) -> str:
     lines = [f"bars: {summary(verdicts)}"]
-    for each in sorted(verdicts, key=lambda one: [MISSED, UNKNOWN, HELD].index(one.result)):
+    for each in (one for one in verdicts if one.result != NOT_ASKED):
         limit = f"{'≥' if each.bar.at_least else '≤'} {each.bar.limit:g} {each.bar.unit}".strip()
         spread = f"({_shown(each.low)}–{_shown(each.high)}, {each.rounds} rounds)"
-        found = f"{_shown(each.median)} {spread}" if each.rounds else each.why
-        lines.append(f"  {each.result:12} {limit:16} {each.bar.text:62} {found}")
+        found = " ".join([_shown(each.median), spread, each.note]) if each.rounds else each.note
+        lines.append(f"  {each.result:12} {limit:16} {each.bar.text:66} {found}".rstrip())
     return "\n".join(lines)
 
 
@@ -114,29 +125,28 @@ def _prices(run: Run) -> str:
     for name in _taking_part(run):
         one = load(name)
         lines += [f"  {one.label} {one.version}".rstrip(), f"      settings: {one.facts.settings}"]
-        if one.facts.redelivery:
-            told = f"completions are told {one.facts.tells}"
-            lines.append(f"      after a worker's death: {one.facts.redelivery}; {told}")
+        lines.append(f"      a dead worker's jobs come back after: {one.facts.back_after} ({one.facts.redelivery})")
+        lines.append(f"      completions are told {one.facts.tells}")
     return "\n".join(lines)
 
 
 def _absent(run: Run) -> str:
-    lines = [f"  {load(name).label}: {why}" for name, why in run.missing.items() if why != "left out"]
+    lines = [f"  {load(name).label}: {why}" for name, why in run.missing.items()]
     return "\n".join(["NOT MEASURED, or only in part", *lines]) if lines else ""
 
 
 def _machine(run: Run) -> str:
-    return ", ".join(f"{key} {value}" for key, value in _machine_facts(run).items())
+    return ", ".join(f"{key} {value}" for key, value in {**_machine_facts(), **run.settings}.items())
 
 
-def _machine_facts(run: Run) -> dict[str, str]:
-    return {"cores": str(os.cpu_count()), "Python": platform.python_version(), **run.settings}
+def _machine_facts() -> dict[str, str]:
+    return {"cores": str(os.cpu_count()), "Python": platform.python_version()}
 
 
 def _about_the_run(run: Run) -> dict:
     rounds = max((each.round for each in run.readings), default=0)
     about = {"rounds": rounds, "cores": os.cpu_count(), "synchronous_commit": run.settings.get("synchronous_commit")}
-    return about | {"postgres": run.settings.get("server_version"), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    return about | {"postgres": run.settings.get("server_version"), "date": run.made_at[:10]}
 
 
 def _taking_part(run: Run) -> list[str]:

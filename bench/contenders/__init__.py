@@ -25,7 +25,8 @@ class Facts:
     package: str
     kind: str
     settings: str
-    redelivery: str = ""  # how long after its worker's death a job waits, as configured here
+    back_after: str = ""  # how long a job waits after its worker's death, as configured here
+    redelivery: str = ""  # by what it comes back
     tells: str = ""  # when the database knows of a completion
     most: int = 1_000_000  # jobs in a drain: the slow ones get fewer, or it takes minutes
     script: str = ""  # Node's
@@ -41,7 +42,12 @@ class Contender:
 
     @property
     def label(self) -> str:
-        return {"ours": "jobqueue (ours)", "graphile": "graphile-worker", "pgboss": "pg-boss"}.get(self.name, self.name)
+        return {
+            "ours": "jobqueue (ours)",
+            "pgfloor": "floor (pgbench)",
+            "graphile": "graphile-worker",
+            "pgboss": "pg-boss",
+        }.get(self.name, self.name)
 
     @property
     def version(self) -> str | None:

@@ -12,7 +12,8 @@ FACTS = Facts(
     package="chancy",
     kind=PYTHON,
     settings=f"Executor.Async, concurrency={CONCURRENCY}, eager_polling, notifications; push(), push_many(5,000)",
-    redelivery="none here: its recovery plugin is not on",
+    back_after="over 60 s",
+    redelivery="its recovery plugin looks every 60 s for workers without a heartbeat",
     tells="about once a second, in batches",
 )
 TRACKER = None

@@ -14,6 +14,7 @@ FACTS = Facts(
     kind=PYTHON,
     settings=f"worker_concurrency={CONCURRENCY}, polling_interval_sec={POLL_SECONDS}; DBOSClient.enqueue(), "
     "enqueue_in_transaction() in a loop",
+    back_after="a restart",
     redelivery="when an executor of the same id starts again",
     tells="one by one",
     most=4_000,

@@ -8,6 +8,7 @@ FACTS = Facts(
     script="graphile.mjs",
     settings="concurrentJobs=24, localQueue of 500, completeJobBatchDelay=0, failJobBatchDelay=0; addJob(), "
     "addJobs(5,000)",
-    redelivery="4 hours",
+    back_after="4 h",
+    redelivery="the lock's age",
     tells="in batches, as soon as one is under way",
 )

@@ -16,8 +16,9 @@ FACTS = Facts(
     package="jobqueue",
     kind=PYTHON,
     settings=" ".join(["python -m jobqueue worker", *OPTIONS]) + ", a plain handler; enqueue(), enqueue_many()",
-    redelivery="lease of 30 s, then the reaper's next second and the backoff",
-    tells="in the next round of the worker",
+    back_after="30 s",
+    redelivery="the lease ends, a reaper looks every second; then the backoff",
+    tells="by the next round of the worker, at once where it is idle",
 )
 
 

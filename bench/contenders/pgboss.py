@@ -7,6 +7,7 @@ FACTS = Facts(
     kind=NODE,
     script="pgboss.mjs",
     settings="batchSize=500, burstWhenBatchFull, useListenNotify, localConcurrency=1; send(), insert(5,000)",
-    redelivery="15 minutes (expireInSeconds)",
+    back_after="15 min",
+    redelivery="expireInSeconds",
     tells="a batch at once, after its last job",
 )

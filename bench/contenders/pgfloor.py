@@ -6,6 +6,7 @@ FACTS = Facts(
     package="pgbench",
     kind=SQL,
     settings="pgbench -M prepared on a table of six columns: a transaction to claim 200, another to complete them",
-    redelivery="none: no lease, no owner's check",
+    back_after="never",
+    redelivery="no lease, no check of an owner",
     tells="in its own transaction",
 )

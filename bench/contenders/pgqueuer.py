@@ -11,7 +11,8 @@ FACTS = Facts(
     package="pgqueuer",
     kind=PYTHON,
     settings=f"asyncpg, uvloop, run(batch_size={BATCH}), LISTEN/NOTIFY; enqueue() of one, and of lists in one call",
-    redelivery="heartbeat timeout of 30 s",
+    back_after="30 s",
+    redelivery="heartbeat_timeout",
     tells="buffered, flushed in batches",
 )
 PAYLOAD = b'{"n":1}'

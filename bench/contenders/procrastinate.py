@@ -11,7 +11,8 @@ FACTS = Facts(
     package="procrastinate",
     kind=PYTHON,
     settings=f"run_worker_async(concurrency={CONCURRENCY}), LISTEN/NOTIFY; defer(), batch_defer() in one call",
-    redelivery="none by itself: a periodic job of the user's has to look for stalled ones",
+    back_after="never by itself",
+    redelivery="a periodic job of the user's has to look for stalled ones",
     tells="one by one",
     most=10_000,
 )

@@ -99,3 +99,13 @@ def test_a_prefix_needs_no_yes_and_leaves_theirs_alone(foreign, monkeypatch):
     monkeypatch.setenv("JOBQUEUE_DSN", theirs(foreign, "visitor"))
     with database.ground("It would do something.", foreign._found.folder) as place:
         assert (place.server is not None, "theirs" in place.dsn) == (True, False)
+
+
+def test_the_cockpits_place_is_a_database_of_its_own_whose_server_cannot_be_stopped(foreign, monkeypatch):
+    monkeypatch.setenv("JOBQUEUE_DSN", theirs(foreign, "maker"))
+    before = state(foreign)
+    with database.workplace("The cockpit plays there.", confirm=True) as place:
+        with psycopg.connect(place.dsn, autocommit=True) as conn:
+            Queue(conn).install()
+        assert (place.server, psycopg.conninfo.conninfo_to_dict(place.dsn)["dbname"][:13]) == (None, "jobqueue_lab_")
+    assert state(foreign) == before

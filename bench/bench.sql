@@ -35,6 +35,10 @@ select 'noop', '{"n": 1}', jobqueue.now() + interval '1 day' from generate_serie
 -- name: due_rows
 insert into jobqueue.job (type, payload) select 'other', '{"n": 1}' from generate_series(1, %(n)s);
 
+-- What a drain that met its time limit has left, before the next one in the same database.
+-- name: clear_rows
+delete from jobqueue.job where type = 'noop' and status in ('ready', 'running') and run_at <= jobqueue.now();
+
 -- Without it some peers' plans scan the whole table until autovacuum comes, within a minute.
 -- name: settle
 vacuum (analyze);

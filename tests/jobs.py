@@ -6,10 +6,11 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import psycopg
 
-from jobqueue import Handler
+from jobqueue import Handler, LeaseLost
 
 
 def sleep(lease, context):
@@ -31,11 +32,18 @@ def poison(lease, context):
 
 def counted(lease, context):
     """A row for each execution, outside of the job's transaction, and one inside."""
-    with psycopg.connect(os.environ["JOBS_DSN"], autocommit=True) as conn:
-        conn.execute("insert into execution values (%s, %s)", (lease.id, lease.epoch))
+    while not _is_noted(lease):  # a connection of its own: an outage of that would be the handler's failure
+        if context.lost.wait(0.05):
+            raise LeaseLost
     time.sleep((lease.payload or {}).get("seconds", 0))
     if context.effect(f"counted/{lease.id}"):
         context.connection.execute("insert into applied values (%s, %s)", (lease.id, lease.epoch))
+
+
+def _is_noted(lease):
+    with suppress(psycopg.OperationalError), psycopg.connect(os.environ["JOBS_DSN"], autocommit=True) as conn:
+        conn.execute("insert into execution values (%s, %s)", (lease.id, lease.epoch))
+        return True
 
 
 def greedy(lease, context):

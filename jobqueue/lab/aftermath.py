@@ -18,7 +18,7 @@ import psycopg
 
 from ..sql import statements, text
 from . import checks, destination, faults, history
-from .history import UNKNOWN, Call, History
+from .history import UNKNOWN, History
 
 SQL = statements(text("lab/campaign.sql"))
 STARTING_SECONDS = 12.0  # a scheduler that was just started, on a machine with much to do

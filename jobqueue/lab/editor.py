@@ -1,6 +1,6 @@
-"""The cockpit's editor of fault plans: a text with a fault a line, drawn by a seed, checked, played, kept and read again.
+"""The cockpit's editor of fault plans: a fault a line, drawn by a seed, checked, played, kept and read again.
 
-Nothing here knows a queue or a fleet: the buttons call the methods of the cockpit, which are there without a browser, too.
+Nothing here knows a queue or a fleet: the buttons call methods of the cockpit, which are there without a browser, too.
 """
 
 import html
@@ -28,7 +28,7 @@ FIRST = """\
 
 
 class Editor:
-    """The widgets of the plan; what is wrong with it stands in the cockpit's error line, as soon as the text is left."""
+    """The widgets of the plan; what is wrong with it stands in the cockpit's error line once the text is left."""
 
     def __init__(self, cockpit):
         self._cockpit, self._said = cockpit, None

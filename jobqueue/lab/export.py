@@ -62,7 +62,7 @@ def save(fig, name, frame, *, directory=None, **parameters):
 
 
 def place(name, ending, *, directory=None):
-    """The path of a further file beside an export, NAME + ending; the folder is made. InvalidInput on an unsafe name."""
+    """Path of a further file beside an export, NAME + ending; the folder is made. InvalidInput on an unsafe name."""
     folder = Path(directory) if directory is not None else _default_directory()
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{_check_name(name)}{ending}"

@@ -79,7 +79,7 @@ def write(folder: Path, run: Run, verdicts: list[Verdict]) -> list[Path]:
 
 
 def _figures(run: Run) -> str:
-    """A table a reading: the median, its spread, and the ratio to ours and to the floor."""
+    """A table a reading: the median, its spread, the ratio to the floor, and what was noted beside it."""
     return "\n\n".join(_figure(run, name) for name in READINGS if any(each.name == name for each in run.readings))
 
 

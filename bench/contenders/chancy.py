@@ -15,6 +15,7 @@ FACTS = Facts(
     back_after="over 60 s",
     redelivery="its recovery plugin looks every 60 s for workers without a heartbeat",
     tells="about once a second, in batches",
+    most=10_000,
 )
 TRACKER = None
 

@@ -17,7 +17,7 @@ FACTS = Facts(
     back_after="a restart",
     redelivery="when an executor of the same id starts again",
     tells="one by one",
-    most=4_000,
+    most=3_000,
 )
 OPTIONS = {"queue_name": "bench", "workflow_name": "noop", "app_version": "1"}
 

@@ -14,7 +14,7 @@ FACTS = Facts(
     back_after="never by itself",
     redelivery="a periodic job of the user's has to look for stalled ones",
     tells="one by one",
-    most=10_000,
+    most=4_000,
 )
 
 

@@ -85,7 +85,9 @@ def test_full_slots_explain_why_a_worker_waits_and_busy_workers_do_not_explain_p
 
 
 def test_processors_that_others_keep_busy_are_not_the_loads_limit():
-    assert judge(steps(processors_busy=1.0, processors_used=0.3), target_age_seconds=0.5).limit is None
+    found = judge(steps(processors_busy=1.0, processors_used=0.3), target_age_seconds=0.5)
+    assert (found.limit, found.change) == (None, "the machine: measure where nothing else runs")
+    assert found.reason == "the processors are 100% busy, 70% with what is not this load"
 
 
 def test_the_sustainable_rate_follows_the_target_and_a_backlog_that_grows_counts_as_missed():

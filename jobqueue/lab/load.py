@@ -117,8 +117,8 @@ def run(
 ) -> Result:
     """Offered rates upward until two steps miss the target, the rates or the time are used up; then one in between.
 
-    rates: by default from 100 a second, each 1.6 times the last. dsn: an existing database, used as it is (its schema
-    `jobqueue` is the load's). setting: fields of `Setting`. Raises JobQueueError where the database is not ours to use.
+    rates: by default from 100 a second, each 1.6 times the last. dsn: a server to use without a question, in a database
+    of its own there. setting: fields of `Setting`. Raises JobQueueError where the server is not ours to use.
     """
     chosen = Setting(**setting)
     wanted = _checked_rates(rates)
@@ -240,7 +240,7 @@ def _between(steps: Sequence[Step], target: float) -> float | None:
     found = verdict.judge(_table(steps), target_age_seconds=target)
     if found.sustainable_rate is None or found.missed_rate is None:
         return None
-    return round(math.sqrt(found.sustainable_rate * found.missed_rate), 1)
+    return float(f"{math.sqrt(found.sustainable_rate * found.missed_rate):.3g}")
 
 
 def _table(steps: Sequence[Step]) -> pd.DataFrame:

@@ -60,7 +60,7 @@ def judge(
     place = len(steps) - 1 if missed is None else int(np.flatnonzero(~good)[0])
     row, pressed = steps.iloc[place], near.iloc[place]
     limit = str(pressed.idxmax()) if missed is not None and pressed.max() >= 1 else None
-    reason, change = _reason(limit, row, enqueue_batch) if limit else _no_reason(missed, pressed)
+    reason, change = _reason(limit, row, enqueue_batch) if limit else _no_reason(missed, pressed, row)
     broker, why = _broker(limit, sustainable, missed, required_rate, enqueue_batch)
     at = float(row["offered"]) if limit else None
     return Verdict(sustainable, missed, knee(steps), limit, at, reason, change, broker, why)
@@ -173,9 +173,13 @@ def _vacuum_reason(row: pd.Series) -> tuple[str, str]:
     return dead, "let autovacuum come sooner and without pauses to jobqueue.job"
 
 
-def _no_reason(missed: float | None, near: pd.Series) -> tuple[str, str]:
+def _no_reason(missed: float | None, near: pd.Series, row: pd.Series) -> tuple[str, str]:
     if missed is None:
         return "no step missed the target: the ramp ended before a limit", "nothing; go on with higher rates"
+    if row["processors_busy"] >= FULL:
+        others = row["processors_busy"] - row["processors_used"]
+        said = f"the processors are {row['processors_busy']:.0%} busy, {others:.0%} with what is not this load"
+        return said, "the machine: measure where nothing else runs"
     said = f"no limit was reached; the nearest, {WORDS[str(near.idxmax())]}, was at {near.max():.0%} of its own"
     return said, "look at `waits`, and at what else this machine does"
 

@@ -12,8 +12,12 @@ from .contenders import NAMES, NODE, PYTHON, SQL, load
 
 PANELS = ("drain1", "drain2", "enqueue", "bulk", "pickup_p99")
 ROW_INCHES, UNDER_INCHES, LEFT, RIGHT = 0.21, 0.36, 1.35, 2.15
-KINDS = {PYTHON: ("s", style.VERMILLION, "Python"), NODE: ("^", style.GREEN, "Node"), SQL: ("D", style.BLACK, "floor")}
-OWN = ("o", style.BLUE, "ours")
+KINDS = {PYTHON: ("s", style.VERMILLION), NODE: ("^", style.GREEN), SQL: ("D", style.BLACK)}
+OWN = ("o", style.BLUE)
+LEGEND = (
+    "● ours   ■ Python   ▲ Node   ◆ PostgreSQL's floor; marks: medians of the rounds, lines: least to most; "
+    "logarithmic axes; durable commits"
+)
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,7 @@ def draw(readings: list[Reading], about: dict):
         style.empty(axes[0], "none of what is drawn was measured")
     for ax, name in zip(axes, panels, strict=False):
         _panel(ax, readings, name)
-    style.note(
-        figure, [], "marks: medians of the rounds; lines: from the least to the most; logarithmic axes; durable commits"
-    )
+    style.note(figure, [], LEGEND)
     return figure
 
 
@@ -54,7 +56,7 @@ def _panel(ax, readings, name):
     rows = _rows(readings, name)
     _make_room(ax)
     for row in rows:
-        marker, colour, _ = row.look
+        marker, colour = row.look
         ax.plot([min(row.values), max(row.values)], [row.place] * 2, color=colour, lw=1.6, solid_capstyle="butt")
         ax.plot(row.median, row.place, marker=marker, color=colour, ms=6)
         if row.contender == FLOOR:
@@ -82,7 +84,7 @@ def _text(readings, name, row) -> str:
     times = list(bars.ratios(readings, name, OURS, row.contender).values())
     if row.contender == OURS or not times:
         return said
-    return f"{said} · ours {statistics.median(times):.3g} × {'as fast' if READINGS[name][2] else 'as quick'}"
+    return f"{said} · ours {_times(statistics.median(times))} × {'as fast' if READINGS[name][2] else 'as quick'}"
 
 
 def _say(ax, row, text):
@@ -127,6 +129,10 @@ def _finding(readings) -> str:
         if times := list(bars.ratios(readings, "drain1", OURS, against).values()):
             said.append(f"{statistics.median(times):.2f} × {words}")
     return f"A worker drains {', '.join(said)}" if said else "What each queue reaches on this machine"
+
+
+def _times(ratio) -> str:
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
 def _short(value) -> str:

@@ -7,7 +7,7 @@ import psycopg
 from . import drain
 from .amounts import Amounts, Found
 from .contenders import Contender
-from .stage import SQL, Stage
+from .stage import SQL, BenchError, Stage
 
 KINDS = ("finished", "future", "due")  # what the table is full of
 
@@ -27,6 +27,8 @@ def held(stage: Stage, contender: Contender, amounts: Amounts) -> Found:
         stage.call(contender, dsn, "fill", amounts.churned)
         stage.sql(dsn, "analyze", "checkpoint")
         found = drain.run(stage, contender, dsn, amounts.churned, 1, 3 * amounts.cap_seconds)
+    if found.last_over_first is None:
+        raise BenchError(f"{found.jobs:,} jobs are too few to compare the first tenth with the last")
     yield "held", found.last_over_first, {"rate": round(found.rate), **found.facts()}
 
 

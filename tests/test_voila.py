@@ -47,7 +47,7 @@ def url(monkeypatch, tmp_path):
     with open(tmp_path / "voila.log", "wb") as log:
         server = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
-        wait_until(lambda: answers(port, server), START_SECONDS, f"Voilà: {(tmp_path / 'voila.log').read_text()[-500:]}")
+        wait_until(lambda: answers(port, server, tmp_path / "voila.log"), START_SECONDS, "Voilà")
         yield f"http://127.0.0.1:{port}/"
     finally:
         started = psutil.Process(server.pid).children(recursive=True)
@@ -57,8 +57,8 @@ def url(monkeypatch, tmp_path):
                    f"the end of {started}")  # fmt: skip
 
 
-def answers(port, server):
-    assert server.poll() is None, "Voilà ended at once"
+def answers(port, server, log):
+    assert server.poll() is None, f"Voilà ended at once: {log.read_text()[-2000:]}"
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -198,7 +198,8 @@ def workplace(said: str, prefix: str | os.PathLike[str] | None = None, *,
 
 
 def agree(said: str, confirm: bool | None = None) -> None:
-    """Returns if somebody agrees: `confirm`, JOBQUEUE_LAB_YES=1, or a yes at the terminal; else DatabaseError."""
+    """Returns if somebody agrees: `confirm`, JOBQUEUE_LAB_YES=1, or a yes at the terminal; else DatabaseError. What
+    will be done is said in any case."""
     if confirm is None and os.environ.get("JOBQUEUE_LAB_YES") == "1":
         confirm = True
     if confirm is None and sys.stdin is not None and sys.stdin.isatty():
@@ -206,6 +207,7 @@ def agree(said: str, confirm: bool | None = None) -> None:
     if not confirm:
         raise DatabaseError(f"{said} Nothing was done: agree by --yes (or JOBQUEUE_LAB_YES=1), or leave JOBQUEUE_DSN "
                             "unset for a server of its own")  # fmt: skip
+    print(said, file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ class Hands:
 def steps(fault: faults.Fault, hands) -> list[tuple]:
     """(seconds, action) of a fault, and of its end where it has one that somebody must bring about."""
     target = fault.target if fault.worker is None else fault.worker
-    _check(fault)
+    _refuse_what_only_a_simulation_can(fault)
     acts = {
         "kill": (partial(hands.kill, target), partial(hands.start, target)),
         "pause": (partial(hands.pause, target), partial(hands.resume, target)),
@@ -74,7 +74,7 @@ def steps(fault: faults.Fault, hands) -> list[tuple]:
     return [(fault.at, begin), *ends]
 
 
-def _check(fault: faults.Fault) -> None:
+def _refuse_what_only_a_simulation_can(fault: faults.Fault) -> None:
     """What the simulation can do and real processes can't."""
     if fault.kind == "down" and fault.capacity is not None:
         raise InvalidInput("what is down bears nothing, and all once it is back: capacity is for the simulation alone")

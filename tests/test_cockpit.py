@@ -181,13 +181,14 @@ def edit(panel, text):
 
 def test_a_plan_that_is_wrong_is_named_in_the_error_line_until_it_is_right(stage):
     said = []
-    for text in ("3 explode worker-1", "1 cut worker-0\n3 kill worker-9", "3 crash database seconds=1", "3 kill reaper-2", "3 kill worker-2"):
+    for text in ("3 explode worker-1", "1 cut worker-0\n3 kill worker-9", "3 crash database seconds=1", "3 outage database gently seconds=1", "3 kill reaper-2", "3 kill worker-2"):
         edit(stage, text)
         said.append(stage.view._error.value)
     assert [("role='alert'" in each, words in each) for each, words in zip(said, (
         "plan: line 1: a fault is one of kill", "plan: kill at 3 s aims at worker-9, but there are worker-0 to worker-2",
-        "plan: crash at 3 s needs a server of our own", "plan: kill at 3 s aims at reaper-2, but this fleet has reaper, worker-0",
-        ""), strict=True)] == [(True, True)] * 4 + [(False, True)]  # fmt: skip
+        "plan: crash at 3 s needs a server of our own", "plan: an outage is of the database, or database smart, ",
+        "plan: kill at 3 s aims at reaper-2, but this fleet has reaper, worker-0",
+        ""), strict=True)] == [(True, True)] * 5 + [(False, True)]  # fmt: skip
 
 
 def test_the_editors_plan_is_played_by_its_button_and_can_be_played_again(stage):

@@ -15,6 +15,7 @@ import psycopg
 from ..errors import InvalidInput, JobQueueError
 from ..queue import Queue
 from . import faults
+from .database import MODES
 
 
 class Hands:
@@ -75,9 +76,11 @@ def steps(fault: faults.Fault, hands) -> list[tuple]:
 
 
 def _refuse_what_only_a_simulation_can(fault: faults.Fault) -> None:
-    """What the simulation can do and real processes can't."""
+    """What the simulation can do, or takes as a name only, and real processes can't."""
     if fault.kind == "down" and fault.capacity is not None:
         raise InvalidInput("what is down bears nothing, and all once it is back: capacity is for the simulation alone")
+    if fault.kind == "outage" and (fault.target.split()[0] != "database" or not set(_mode(fault)) <= set(MODES)):
+        raise InvalidInput(f"an outage is of the database, or database {', database '.join(MODES)}: {fault.target!r}")
     if fault.kind == "poison" and fault.target != "poison":
         raise InvalidInput(f"jobs that kill their worker are of the type 'poison' here, not {fault.target!r}")
 

@@ -128,17 +128,20 @@ def payload(value) -> str:
     Non-string keys become strings, tuples become lists, as `json` does; integers of any size stay exact.
     """
     try:
-        encoded = json.dumps(value, allow_nan=False, ensure_ascii=False)
-        size = len(encoded.encode())
+        encoded = _encode(value)
+        size = len(encoded) if encoded.isascii() else len(encoded.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(_first_fault(value) or f"payload is not JSON: {error}") from None
-    deep = encoded.count("[") + encoded.count("{") > PAYLOAD_DEPTH
+    deep = size > PAYLOAD_DEPTH and encoded.count("[") + encoded.count("{") > PAYLOAD_DEPTH
     fault = _first_fault(value) if deep or "\\u0000" in encoded else None
     if fault:
         raise InvalidInput(fault)
     if size > PAYLOAD_BYTES:
         raise InvalidInput(f"payload has {size:,} bytes as JSON, at most {PAYLOAD_BYTES:,} are allowed")
     return encoded
+
+
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode  # json.dumps makes a new encoder each time
 
 
 def _first_fault(value, path: str = "payload", depth: int = 0) -> str | None:

@@ -75,6 +75,23 @@ woken as (
 select input.ord, input.id, (select count(pg_notify('jobqueue_job', owner)) from woken) as woken
 from input join born using (id)
 
+-- name: reserve_ids
+select array(select nextval('jobqueue.job_id_seq') from generate_series(1, %(count)s)), jobqueue.now()
+
+-- name: copy_due
+copy jobqueue.job (id, type, payload, max_attempts) from stdin
+
+-- name: copy_later
+copy jobqueue.job (id, type, payload, max_attempts, run_at) from stdin
+
+-- name: wake
+with woken as (
+  delete from jobqueue.listener where id = any (array(
+    select l.id from jobqueue.listener l where l.types && %(types)s::text[]
+    limit %(count)s for update skip locked))
+  returning owner)
+select count(pg_notify('jobqueue_job', owner)) from woken
+
 -- name: key_look
 select job_id, fingerprint = jsonb_hash_extended(jsonb_build_array(%(type)s::text, %(payload)s::jsonb), 0) as matches
 from jobqueue.job_key where key = %(key)s

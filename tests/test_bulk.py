@@ -1,0 +1,98 @@
+"""Many jobs at once: COPY where no job has a key, one statement otherwise; the same answers, the same rows."""
+
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+
+import psycopg
+import pytest
+from working import working
+
+from helpers import wait_until
+from jobqueue import Queue
+from jobqueue.errors import InvalidInput
+from jobqueue.model import Enqueued
+from jobqueue.queue import COPY_FROM
+
+MANY = COPY_FROM + 50
+SOON = datetime.now(timezone.utc) + timedelta(hours=1)
+
+
+def mixed(n):
+    """Jobs of every kind that needs no key; texts that COPY would have to escape."""
+    kinds = [
+        {"type": "mail"},
+        {"type": "tab\tand \\ back", "payload": {"text": 'line\nbreak, "quotes", \\N, \\. and ü'}},
+        {"type": "mail", "payload": [1, None, "x"], "run_at": SOON},
+        {"type": "mail", "delay_seconds": 90, "max_attempts": 1},
+        {"type": "mail", "payload": None},
+    ]
+    return [kinds[place % len(kinds)] for place in range(n)]
+
+
+def rows(conn):
+    return conn.execute(
+        """select type, payload, status, attempts, max_attempts, idempotency_key, history, epoch,
+           case when run_at = %s then 'soon' else round(extract(epoch from run_at - created_at))::text end
+           from jobqueue.job order by id""",
+        (SOON,),
+    ).fetchall()
+
+
+def test_copied_jobs_are_the_same_as_those_of_the_statement(conn, queue):
+    told = queue.enqueue_many(mixed(MANY))
+    copied = rows(conn)
+    conn.execute("delete from jobqueue.job")
+    for begin in range(0, MANY, 10):
+        queue.enqueue_many(mixed(10))
+    assert copied == rows(conn) and len(copied) == MANY
+    assert [one.id for one in told] == sorted({one.id for one in told}) and set(map(type, told)) == {Enqueued}
+
+
+def test_copied_jobs_are_answered_in_input_order(queue):
+    told = queue.enqueue_many([{"type": "mail", "payload": place} for place in range(MANY)])
+    assert [queue.get(one.id).payload for one in told[::50]] == list(range(MANY))[::50]
+
+
+def test_what_is_due_at_once_is_due_before_its_answer(queue):
+    queue.enqueue_many([{"type": "mail"}] * MANY)
+    assert len(queue.claim("A", limit=MANY)) == MANY
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["committed", "rolled back"])
+def test_copied_jobs_count_with_the_callers_transaction(dsn, conn, queue, keep):
+    with psycopg.connect(dsn, autocommit=True) as own:
+        with own.transaction(force_rollback=not keep):
+            Queue(own).enqueue_many([{"type": "mail"}] * MANY)
+            assert len(queue.claim("A", limit=MANY)) == 0
+    assert len(queue.claim("A", limit=MANY)) == (MANY if keep else 0)
+
+
+def test_bad_input_among_many_is_named_before_any_sql(conn, queue):
+    jobs = [{"type": "mail"}] * MANY
+    with conn.transaction():
+        with pytest.raises(InvalidInput, match=rf"^jobs\[{MANY}\]: type must have 1–200 bytes"):
+            queue.enqueue_many([*jobs, {"type": ""}])
+        queue.enqueue("mail")  # the transaction goes on
+    assert conn.execute("select count(*) from jobqueue.job").fetchone() == (1,)
+
+
+def test_in_a_callers_pipeline_many_go_by_the_statement(conn, queue):
+    with conn.pipeline():
+        told = queue.enqueue_many([{"type": "mail"}] * MANY)
+    assert len(queue.claim("A", limit=MANY)) == len(told) == MANY
+
+
+def test_copied_jobs_wake_a_worker_that_waits(dsn, conn, queue):
+    ran, done = [], threading.Event()
+
+    def handler(lease, context):
+        ran.append(lease.id)
+        if len(ran) == MANY:
+            done.set()
+
+    with working(dsn, {"mail": handler}, poll_seconds=60):
+        wait_until(lambda: conn.execute("select count(*) from jobqueue.listener").fetchone() == (1,))
+        began = time.monotonic()
+        queue.enqueue_many([{"type": "mail"}] * MANY)
+        assert done.wait(20) and time.monotonic() - began < 20

@@ -16,7 +16,7 @@ import pytest
 from helpers import wait_until
 
 from jobqueue.errors import InvalidInput, JobQueueError
-from jobqueue.lab import charts, database, labels, load, peers, producer, ramp, verdict, waits
+from jobqueue.lab import charts, database, labels, load, notebooks, peers, producer, ramp, verdict, waits
 from jobqueue.lab.verdict import judge
 
 RATES = [200.0, 400.0, 800.0, 1600.0]
@@ -196,6 +196,15 @@ def test_workers_that_are_full_are_found_on_a_real_server(server, given, said):
 
 
 @pytest.mark.long
+def test_a_server_that_is_out_of_connections_is_found():
+    with database.Server(settings={"max_connections": 14}) as small:
+        result = load.run(rates=[20, 60], step_seconds=2, dsn=small.dsn, workers=1, producers=2, connections=6,
+                          target_age_seconds=0.05, progress=False)  # fmt: skip
+    assert (result.verdict.limit, "a transaction pooler" in result.verdict.change) == ("connections", True)
+    assert result.steps["refused"].iloc[0] > 0
+
+
+@pytest.mark.long
 def test_notify_wakes_an_idle_worker_and_polling_takes_its_period(server):
     found = load.vary("wake", ["notify", "poll"], rate=6, step_seconds=4, poll_seconds=1.0, workers=1, producers=1,
                       dsn=server.dsn, progress=False, arrivals="constant")  # fmt: skip
@@ -348,6 +357,19 @@ def test_the_text_changes_with_the_data():
     assert "limit        workers, at 1,600/s: the slots are 97% busy" in one.text()
     assert "limit        none found: no step missed the target" in calm.text()
     assert "broker       not indicated: at least 1,600 jobs a second are sustained, and 600 are needed" in calm.text()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_notebook_measures_in_small_and_exports_its_figures(monkeypatch, tmp_path):
+    monkeypatch.setenv("JOBQUEUE_EXPORTS", str(tmp_path))
+    small = {"RATES": (20, 40), "BATCHED_RATES": (50,), "STEP_SECONDS": 1.0, "BATCHES": (0, 50), "BATCH_RATE": 50.0}
+    path = notebooks.NOTEBOOKS / "11-when-do-you-need-a-broker.ipynb"
+    ran = notebooks.execute(path, parameters=small | {"CHURNED": 2000, "REQUIRED": 5.0})
+    said = "".join(output.get("text", "") for cell in ran.cells for output in cell.get("outputs", []))
+    assert "broker       not indicated: at least 40 jobs a second are sustained, and 5 are needed" in said
+    names = ("load", "waits", "costs", "wake", "batches", "horizon", "peers")
+    assert all((tmp_path / f"11-{name}.csv").stat().st_size > 100 for name in names)
 
 
 # ---- other queues ----------------------------------------------------------------------------------------------------

@@ -148,17 +148,15 @@ def vary(
 ) -> pd.DataFrame:
     """One step at the same offered rate for each value of a field of `Setting`: the value, then the columns of a step.
 
-    All in one database, one fleet after the other.
+    Each in a database of its own, so that none meets what another left, with a fleet of its own.
     """
     chosen = [Setting(**{**setting, name: value}) for value in values]
     (rate,) = _checked_rates([rate])
-    rows = []
-    seconds = len(chosen) * (step_seconds + 5)
-    with place(dsn, prefix, confirm, warning(chosen[0], seconds)) as (own, _):
+    said, rows = warning(chosen[0], len(chosen) * (step_seconds + DRAIN_SECONDS)), []
+    with place(dsn, prefix, confirm, said) as (server, _):
         for value, one in tqdm(list(zip(values, chosen, strict=True)), desc=name, disable=not progress):
-            with Rig(own, one) as rig:
+            with _fresh(server) as own, Rig(own, one) as rig:
                 rows.append({name: value} | rig.step(rate, step_seconds, f"{seed}").row)
-                rig.drain(_drain_seconds(step_seconds))
     return pd.DataFrame(rows)
 
 
@@ -190,10 +188,16 @@ def place(
         else:
             own = stack.enter_context(database.Server(prefix, settings=settings))
             server, source = own.dsn, f"an embedded server ({own.source})"
-        made = stack.enter_context(database.scratch(server))
-        with psycopg.connect(made, autocommit=True) as conn:
+        yield stack.enter_context(_fresh(server)), source
+
+
+@contextmanager
+def _fresh(server: str) -> Iterator[str]:
+    """DSN of a new database with an empty schema, dropped at the end."""
+    with database.scratch(server) as own:
+        with psycopg.connect(own, autocommit=True) as conn:
             Queue(conn).install()
-        yield made, source
+        yield own
 
 
 def _ask(confirm: Confirm, said: str) -> None:

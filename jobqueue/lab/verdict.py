@@ -67,8 +67,8 @@ def judge(
 
 
 def meets(steps: pd.DataFrame, target_age_seconds: float) -> np.ndarray:
-    """Which steps do what arrives and keep the p95 of queue age within the target."""
-    kept = steps["completed"] >= KEEPS_UP * steps["arrived"] - 1
+    """Which steps refuse nobody, do what arrives, and keep the p95 of queue age within the target."""
+    kept = (steps["completed"] >= KEEPS_UP * steps["arrived"] - 1) & (steps["refused"] == 0)
     return (kept & (steps["age_p95_seconds"] <= target_age_seconds)).to_numpy()
 
 

@@ -205,6 +205,9 @@ def load_dimension(found, name, **about):
     done.set_xlim(-0.5, len(found) - 0.5)
     done.set_xticks(at, [str(value) for value in found[name]])
     done.set_xlabel(name.replace("_", " "), size=style.TEXT)
+    style.note(
+        figure, [], "pick-up: from the intended arrival to the claim; what was not claimed counts with its wait so far"
+    )
     return figure
 
 

@@ -123,6 +123,7 @@ def test_the_live_notebook_plays_its_plan_without_a_browser_and_loses_nothing(mo
 @pytest.mark.parametrize("path", VIRTUAL, ids=lambda path: path.stem)
 def test_a_notebook_in_virtual_time_says_again_what_is_committed(path, monkeypatch, tmp_path):
     monkeypatch.setenv("JOBQUEUE_EXPORTS", str(tmp_path / "data" / "exports"))
+    monkeypatch.setenv("JOBQUEUE_RUNS", str(tmp_path / "data" / "runs"))
     assert said(cleaned(notebooks.execute(path))) == said(nbformat.read(path, as_version=4))
 
 

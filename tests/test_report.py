@@ -163,7 +163,6 @@ def test_the_decisions_are_those_of_the_contract(review):
         ("workers", "day", {"p99_age": 301.0}, "the p99 of queue age is 5.02 min simulated", False),
         ("workers", "day", {"max_age": 77.0}, "the oldest job ever was 77 s old", True),
         ("workers", "workers", {"p99_one_less": 99.0}, "One worker less would give 99 s", True),
-        ("heartbeat", "load", {"erlangs": 100.0}, "With 100 jobs at work", True),
         ("broker", "load", {"peak_per_second": 900.0}, "Broker or not is open. The busiest minute brings 900", False),
         ("broker", "load", {"peak_per_second": 50.0}, "No broker. The busiest minute brings 50", True),
     ],
@@ -179,12 +178,18 @@ def test_a_slower_recovery_is_said_and_not_met(review):
     assert "ready again after 33 s" in one.sentence and one.met is False
 
 
+def test_renewals_are_counted_for_the_jobs_at_work(review):
+    full = review.found["load"]["buckets"].assign(busy=100.0)
+    assert "With 100 jobs at work that is 15.8 rows renewed a second" in changed(
+        review, "load", {"buckets": full})["heartbeat"].sentence  # fmt: skip
+
+
 def test_more_stalls_that_lose_their_lease_are_said_and_not_met(review):
     plan = review.found["plan"]["recommendations"]
     worse = plan.assign(simulated=plan["simulated"].mask(plan["parameter"] == "heartbeat_seconds", 0.25),
                         met=plan["met"] & (plan["parameter"] != "heartbeat_seconds"))  # fmt: skip
     one = changed(review, "plan", {"recommendations": worse})["heartbeat"]
-    assert "25.00% simulated" in one.sentence and one.met is False
+    assert "12 of 50 simulated ones lost" in one.sentence and one.met is False
 
 
 def test_a_slower_pick_up_and_a_larger_herd_are_said_and_not_met(review):

@@ -38,7 +38,11 @@ class Bearing:
 
     per_second: float
     source: str
-    judged: verdicts.Verdict | None = None
+    run: load.Result | None = None
+
+    @property
+    def judged(self) -> verdicts.Verdict | None:
+        return self.run.verdict if self.run else None
 
     @property
     def broker(self) -> bool | None:
@@ -85,6 +89,11 @@ def needed(found: Mapping[str, Stored]) -> float:
     return found["load"].figures["peak_per_second"]
 
 
+def at_work(found: Mapping[str, Stored]) -> float:
+    """Jobs at work on average while jobs arrive, if none ever waited."""
+    return float(found["load"]["buckets"]["busy"].mean())
+
+
 def bearing(rate: float, directory: Path | None = None) -> Bearing:
     """The stored load run that sustains most, judged for the rate that is needed; without one the stated rule."""
     measured = [replace(load.read(folder), required_rate=rate) for folder in evidence.load_runs(directory)]
@@ -92,7 +101,7 @@ def bearing(rate: float, directory: Path | None = None) -> Bearing:
         return Bearing(RULE_PER_SECOND, "a rule stated here, not measured on your server")
     best = max(measured, key=lambda one: one.verdict.sustainable_rate or 0)
     source = f"load run on {best.facts['server']}, p95 of queue age within {d(best.target_age_seconds)}"
-    return Bearing(best.verdict.sustainable_rate or 0.0, source, best.verdict)
+    return Bearing(best.verdict.sustainable_rate or 0.0, source, best)
 
 
 # ---- one by one ----------------------------------------------------------------------------------------------------
@@ -147,12 +156,12 @@ def _slowest(lease: Stored, chosen: float, planned: float) -> float:
 def _heartbeat(found, row) -> Decision:
     beat = parameters(found["plan"])["heartbeat_seconds"]
     freeze = found["lease"].parameters["mean_freeze_seconds"]
-    renewals = found["load"].figures["erlangs"] / beat
+    busy = at_work(found)
     lost = f"{round(row['simulated'] * planner.FREEZES)} of {planner.FREEZES}"
     sentence = (
         f"Renew every {d(beat)}, a third of the lease: two in a row may be late or lost. For stalls of {d(freeze)} on "
         f"average {lost} simulated ones lost its lease, a share of {row['by_formula']:.2g} by "
-        f"formula. With {amount(found['load'].figures['erlangs'])} jobs at work that is {amount(renewals)} rows renewed a "
+        f"formula. With {amount(busy)} jobs at work that is {amount(busy / beat)} rows renewed a "
         f"second, one statement a process."
     )
     return Decision("heartbeat", d(beat), f"stalls that lose a lease ≤ {row['limit']:.0%}", lost,

@@ -48,6 +48,11 @@ def blocks(review: Review) -> list[Block]:
     return [block for part in parts for block in part(review)]
 
 
+def decided(review: Review) -> pd.DataFrame:
+    frame = decisions.table(list(review.decisions))
+    return frame.assign(figure=[review.labelled(slug) for slug in frame["figure"]])
+
+
 def tables(review: Review) -> dict[str, pd.DataFrame]:
     """Every table by the name of its file."""
     return {block.slug: block.frame for block in blocks(review) if isinstance(block, Table)}
@@ -57,8 +62,6 @@ def tables(review: Review) -> dict[str, pd.DataFrame]:
 
 
 def _summary(review: Review) -> list[Block]:
-    frame = decisions.table(list(review.decisions))
-    frame["figure"] = [review.labelled(slug) for slug in frame["figure"]]
     load = review.found["load"]
     about = (
         f"For the load {load.parameters['workload']}. What is measured is simulated: the shipped SQL on a real "
@@ -70,7 +73,7 @@ def _summary(review: Review) -> list[Block]:
         Heading("Decisions"),
         Paragraph(decisions.summary(list(review.decisions)), strong=True),
         Paragraph(about),
-        Table("Decisions, each with its target, its figure and the chart that shows it", frame, widths, (), "decisions"),
+        Table("Decisions, each with its target, its figure and the chart that shows it", decided(review), widths, (), "decisions"),
         *(Paragraph(f"{one.sentence} {review.labelled(one.figure)}.") for one in review.decisions),
     ]
 
@@ -84,8 +87,9 @@ def _load(review: Review) -> list[Block]:
     failing = f" {n(load['failed'], 'job')} fail for good, as in the history." if load["failed"] else ""
     text = (
         f"{n(load['jobs'], 'job')} in {d(load['span_seconds'])}, {d(load['mean_seconds'])} each on average: "
-        f"{amount(load['erlangs'])} at work at a time if none ever waited, {amount(load['peak_busy'])} at most. The busiest "
-        f"minute begins {d(load['peak_at_seconds'])} after the start and brings {amount(load['peak_per_second'])} jobs a "
+        f"{amount(decisions.at_work(review.found))} at work at a time if none ever waited, {amount(load['peak_busy'])} at "
+        f"most. {amount(load['erlangs'])} erlangs is what they bring: seconds of work for each second. The busiest minute "
+        f"begins {d(load['peak_at_seconds'])} after the start and brings {amount(load['peak_per_second'])} jobs a "
         f"second.{failing}{left}"
     )
     frame = review.found["load"]["types"].rename(columns=_spoken)
@@ -183,7 +187,8 @@ def _retries(review: Review) -> list[Block]:
 
 
 def _broker(review: Review) -> list[Block]:
-    return [Heading("Broker or not"), Paragraph(review.decisions[-1].sentence), review.figure("needed-rate")]
+    return [Heading("Broker or not"), Paragraph(review.decisions[-1].sentence), review.figure("needed-rate"),
+            *review.drawn("load-curve")]
 
 
 # ---- matrix and evidence -------------------------------------------------------------------------------------------
@@ -237,7 +242,7 @@ def _cost(review: Review) -> list[Block]:
         ("idle polling", f"every {d(plan['poll_seconds'])} for each process",
          f"{amount(workers / plan['poll_seconds'])} queries a second at one slot a process"),
         ("renewals", f"every {d(plan['heartbeat_seconds'])} for each job at work",
-         f"{amount(load['erlangs'] / plan['heartbeat_seconds'])} rows a second"),
+         f"{amount(decisions.at_work(review.found) / plan['heartbeat_seconds'])} rows a second"),
         ("idle workers", f"{review.found['day'].figures['busy']:.0%} busy while jobs arrive",
          f"{amount(workers * (1 - review.found['day'].figures['busy']))} of {workers:,} slots idle on average"),
     ]  # fmt: skip

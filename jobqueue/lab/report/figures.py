@@ -46,7 +46,7 @@ def _arrivals(found, _) -> Drawn:
     run, load = found["load"], found["load"].figures
     about = {"workload": run.parameters["workload"], **run.about}
     sheet = pictures.arrivals(run["buckets"], workers=_chosen(found)["workers"], jobs=load["jobs"],
-                              erlangs=load["erlangs"], peak_per_second=load["peak_per_second"], **about)  # fmt: skip
+                              peak_per_second=load["peak_per_second"], **about)  # fmt: skip
     caption = (
         "What arrives, in jobs per second, and how many of these jobs would be at work at a time if none ever had to "
         "wait; dashed: the workers that are recommended. Where the line is above the dashes, jobs must wait."
@@ -194,6 +194,21 @@ def _needed(found, bears) -> Drawn:
     about = {"workload": found["load"].parameters["workload"], **found["load"].about}
     caption = f"What the load asks of the queue and what decides on a broker ({bears.source}), in jobs per second."
     return pictures.needed_rate(rates, **about), caption, {"rates": rates}, about
+
+
+@figure("load-curve")
+def _load_curve(_, bears) -> Drawn | None:
+    """The stored load run that decides, where there is one."""
+    if bears.run is None:
+        return None
+    run = bears.run
+    about = {"seed": run.seed, "workers": run.setting.workers, "postgres": run.facts["version"],
+             "revision": run.facts["revision"], "date": run.facts["measured"]}  # fmt: skip
+    caption = f"The load run that decides: queue age by offered rate in jobs per second, {bears.source}."
+    found = {"sustainable_rate": run.verdict.sustainable_rate, "knee_rate": run.verdict.knee_rate,
+             "limit": run.verdict.limit}  # fmt: skip
+    sheet = charts.load_curve(run.steps, target_age_seconds=run.target_age_seconds, **found, **about)
+    return sheet, caption, {"steps": run.steps}, about
 
 
 @figure("states")

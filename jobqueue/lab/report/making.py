@@ -28,14 +28,15 @@ from . import fifo, runs
 from .runs import Stored
 
 BUCKETS = 96
-PLANNED_JOBS = 1000  # of the busiest stretch that the planner simulates over and over
+PLANNED_JOBS = 600  # of the busiest stretch that the planner simulates over and over
 FAULTED_JOBS = 1500
 PROCESSES = 40  # at most, in the run with faults: the slots of a large fleet are told as processes of several slots
 HEARTBEATS = 60_000  # more, in a run where no worker fails, cost time and show nothing
 SMALL_JOBS = 4000  # up to so many, other numbers of workers are simulated, too; beyond, they are computed only
 DAY_SECONDS = 86_400.0
-KILLED = 20
-HERD_JOBS = 500
+KILLED = 15
+HERD_JOBS = 300
+PROBES = 60  # arrivals at an idle worker
 HOST = 3  # workers that are killed at one instant
 SEARCHED = ((scenarios.OneJob(), 3), (scenarios.Batches(), 3), (scenarios.Keys(), 3), (scenarios.Slots(), 3),
             (scenarios.Destination(), 4))  # fmt: skip
@@ -53,7 +54,8 @@ class Inputs:
     @cached_property
     def digest(self) -> str:
         """Of all that the runs depend on, so that another load or target never meets stored runs of this one."""
-        seen = hashlib.sha256(json.dumps([self.seed, asdict(self.targets), runs.FORMAT]).encode())
+        sizes = [runs.FORMAT, PLANNED_JOBS, FAULTED_JOBS, PROCESSES, HEARTBEATS, SMALL_JOBS, KILLED, HERD_JOBS, PROBES]
+        seen = hashlib.sha256(json.dumps([self.seed, asdict(self.targets), sizes, _depths()]).encode())
         seen.update(self.work.at_seconds.tobytes() + self.work.service_seconds.tobytes())
         seen.update("\0".join([*map(str, self.work.type), *map(str, self.work.outcome)]).encode())
         return seen.hexdigest()
@@ -345,9 +347,6 @@ def _poll(bench: Bench) -> Stored:
     return bench.stored({"jobs": PROBES}, {"poll": poll}, {"pickup": pd.DataFrame(rows)})
 
 
-PROBES = 100
-
-
 def _picked_up(bench: Bench, poll: float) -> dict:
     at = np.arange(PROBES) * 7.3 * poll + np.random.default_rng(bench.inputs.seed).random(PROBES) * poll
     work = Workload(at, ["job"] * PROBES, np.zeros(PROBES), ["done"] * PROBES)
@@ -383,8 +382,12 @@ def _matrix(bench: Bench) -> Stored:
 
 def _explorer(bench: Bench) -> Stored:
     found = explorer.frame(explorer.explore_all(SEARCHED, dsn=bench.dsn, processes=1))
-    return bench.stored({"depths": ", ".join(f"{one.name}: {depth}" for one, depth in SEARCHED)}, {},
+    return bench.stored({"depths": _depths()}, {},
                         {"coverage": found.drop(columns="seconds")}, seeded=False)  # fmt: skip
+
+
+def _depths() -> str:
+    return ", ".join(f"{one.name}: {depth}" for one, depth in SEARCHED)
 
 
 STEPS = tuple(

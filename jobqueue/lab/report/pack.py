@@ -4,6 +4,7 @@ All of it is made beside and renamed, so an interrupt leaves no half of a pack.
 """
 
 import hashlib
+import html
 import io
 import json
 import os
@@ -15,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 from tqdm.auto import tqdm
 
 from ...errors import InvalidInput, JobQueueError
-from .. import export
+from .. import export, style
 from . import decisions, document, evidence, figures, markup, pages, runs
 from .blocks import Figure
 from .document import Review
@@ -51,8 +53,28 @@ class Pack:
         """No stored evidence says that a promise is broken. A target that is not met is a finding, no failure."""
         return all(piece.verdict != "BROKEN" for piece in self.review.pieces)
 
+    def decisions(self) -> pd.DataFrame:
+        """The table of the decisions, each with the figure that shows it."""
+        return document.decided(self.review)
+
+    def evidence(self) -> pd.DataFrame:
+        return evidence.table(list(self.review.pieces))
+
+    def figure(self, slug: str) -> style.Sheet:
+        """One of its charts, by name: `figures.slugs()`."""
+        return self.review.figure(slug).sheet
+
     def __str__(self) -> str:
         return decisions.summary(list(self.review.decisions))
+
+    def __repr__(self) -> str:
+        """Shows no folder of this machine."""
+        return f"{', '.join(path.name for path in self.files)} in {'/'.join(self.folder.absolute().parts[-3:])}"
+
+    def _repr_html_(self) -> str:
+        """Links that a notebook can follow."""
+        places = [(path.name, os.path.relpath(path)) for path in self.files]
+        return " · ".join(f'<a href="{html.escape(place)}" target="_blank">{name}</a>' for name, place in places)
 
 
 def read(name: str, title: str, *, directory: Path | None = None, revision: str | None = None,

@@ -9,7 +9,7 @@ import time
 import tomllib
 import zipfile
 from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+from importlib.util import find_spec, module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
@@ -174,3 +174,16 @@ def test_two_first_runs_at_once_in_an_awkward_folder_both_succeed(tmp_path):
     began = time.monotonic()
     again = subprocess.run(command, capture_output=True, text=True)
     assert (again.stderr, time.monotonic() - began < 10) == ("", True)
+
+
+def test_the_version_stands_the_same_everywhere():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    [newest] = re.findall(r"^## (\S+) ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[:1]
+    assert {citation["version"], newest} == {PROJECT["version"]} and citation["license"] == PROJECT["license"]
+
+
+def test_the_hooks_run_what_the_project_brings():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    entries = [hook["entry"].split() for repo in hooks for hook in repo["hooks"]]
+    assert {repo["repo"] for repo in hooks} == {"local"}
+    assert all(entry[0] == ".venv/bin/python" and find_spec(entry[2]) for entry in entries), entries

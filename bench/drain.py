@@ -58,14 +58,16 @@ class _Watch:
         return sum(count.calls for count in self.counts)
 
 
-def run(stage: Stage, contender: Contender, dsn: str, jobs: int, workers: int, cap_seconds: float) -> Drain:
-    """Drains the `jobs` that wait in the database."""
+def run(
+    stage: Stage, contender: Contender, dsn: str, jobs: int, workers: int, cap_seconds: float, since: int = 0
+) -> Drain:
+    """Drains the `jobs` that wait in the database; `since`: the last that was there before them."""
     with stage.workers(contender, dsn, workers) as hands:
         watch = _watched(stage, hands, jobs, cap_seconds)
         if not watch.jobs:
             raise BenchError(f"{contender.name}: no job began. {stage.words(hands)}")
-        confirmed = _confirmed(stage, contender, dsn) if watch.jobs >= jobs else None
         _note_cpu(stage, hands, watch)
+        confirmed = _confirmed(stage, contender, dsn, since) if watch.jobs >= jobs else None
     return _result(watch, confirmed, workers)
 
 
@@ -90,11 +92,11 @@ def _note_cpu(stage: Stage, hands: list[Hand], watch: _Watch) -> None:
     watch.cpu.append((watch.jobs, stage.server_cpu_seconds(), stage.worker_cpu_seconds(hands)))
 
 
-def _confirmed(stage: Stage, contender: Contender, dsn: str) -> float:
+def _confirmed(stage: Stage, contender: Contender, dsn: str, since: int) -> float:
     """When the database knew of every completion."""
     until = time.time() + CONFIRM_SECONDS
     while (asked := time.time()) < until:
-        if not stage.pending(contender, dsn):
+        if not stage.pending(contender, dsn, since):
             return asked
         time.sleep(LOOK_SECONDS)
     raise BenchError(f"{contender.name}: completions are missing {CONFIRM_SECONDS} s after the last handler")

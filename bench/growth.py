@@ -39,9 +39,10 @@ def _fill(stage: Stage, dsn: str, kind: str, rows: int) -> None:
 
 def _drained(stage: Stage, contender: Contender, dsn: str, name: str, amounts: Amounts) -> tuple[str, float, dict]:
     stage.sql(dsn, "clear_rows")
+    since = stage.last_job(dsn)
     stage.call(contender, dsn, "fill", amounts.growth_jobs)
     stage.sql(dsn, "settle", "checkpoint")
-    found = drain.run(stage, contender, dsn, amounts.growth_jobs, 1, amounts.cap_seconds)
+    found = drain.run(stage, contender, dsn, amounts.growth_jobs, 1, amounts.cap_seconds, since)
     return name, found.rate, found.facts()
 
 

@@ -86,9 +86,15 @@ class Stage:
         with psycopg.connect(self.server.dsn, autocommit=True) as conn:
             return dict(conn.execute(SQL.settings).fetchall())
 
-    def pending(self, contender: Contender, dsn: str) -> int:
+    def pending(self, contender: Contender, dsn: str, since: int) -> int:
+        """Jobs that it has not finished; of ours, those whose id is greater than `since`."""
         with psycopg.connect(dsn, autocommit=True) as conn:
-            return conn.execute(getattr(SQL, f"{contender.name}_pending")).fetchone()[0]
+            return conn.execute(getattr(SQL, f"{contender.name}_pending"), {"since": since}).fetchone()[0]
+
+    def last_job(self, dsn: str) -> int:
+        """The greatest id of ours."""
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            return conn.execute(SQL.last_job).fetchone()[0]
 
     def call(self, contender: Contender, dsn: str, role: str, *given, tracker: Path | None = None) -> dict:
         """Runs one of its roles to the end; what its last line said."""

@@ -56,10 +56,13 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server(nothing_left_behind: None) -> Iterator[object]:
-    """A started `database.Server`; don't stop it, others use it: a fault needs a server of its own."""
+    """A started `database.Server`; don't stop it, others use it: a fault needs a server of its own.
+
+    JOBQUEUE_TEST_PREFIX=DIR: of the PostgreSQL whose programs lie in DIR/bin.
+    """
     from jobqueue.lab import database
 
-    with database.Server() as started:
+    with database.Server(os.environ.get("JOBQUEUE_TEST_PREFIX")) as started:
         yield started
 
 

@@ -204,7 +204,7 @@ def _plan_of_claim(places: Places) -> Catch | None:
             stack.callback(conn.execute, SQL.stable_clock)
         conn.execute(SQL.by_index)
         [plan] = conn.execute(" ".join([SQL.explain, QUEUE.claim]), asked).fetchone()
-    bounds = [node["Index Cond"] for node in _nodes(plan[0]["Plan"]) if "run_at <=" in node.get("Index Cond", "")]
+    bounds = [node["Index Cond"] for node in _nodes(plan[0]["Plan"]) if "<=" in node.get("Index Cond", "")]
     return None if bounds else Catch("a claim finds due jobs by an index bound", 1, "plans", 1, plan)
 
 

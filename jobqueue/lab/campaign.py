@@ -68,8 +68,7 @@ class Steady(inject.Hands):
     def _try(self, name: str, act, *given) -> None:
         try:
             act(*given)
-            told = [name.replace("_", " "), *(given[:1] if name == "stop_database" else ())]
-            self.done[" ".join(told)] += 1
+            self.done[_told(name, *given)] += 1
         except (FleetError, InfrastructureError, psycopg.OperationalError):
             self.done["missed"] += 1
 
@@ -78,6 +77,14 @@ class Steady(inject.Hands):
         for place, worker in enumerate(self.fleet.workers):
             if not worker.alive:
                 self._try("start", self.fleet.start, place)
+
+
+def _told(name: str, *given) -> str:
+    """Workers and loops apart: a killed reaper is no killed worker."""
+    if name == "stop_database":
+        return f"stop database {given[0] if given else 'fast'}"
+    of_a_loop = " of a loop" if given and isinstance(given[0], str) and faults.is_loop(given[0]) else ""
+    return name.replace("_", " ") + of_a_loop
 
 
 def plan(minutes: float, seed: int, workers: int = WORKERS) -> list[faults.Fault]:

@@ -142,6 +142,13 @@ def test_a_job_that_a_producer_did_not_send_in_time_waits_like_the_others():
     assert measured["age_p99_seconds"] == pytest.approx(3.0, abs=0.1)
 
 
+def test_a_slot_is_busy_from_the_claim_to_the_completion_of_a_job_that_takes_long():
+    jobs = pd.DataFrame({"due": 0.0, "created": 0.0, "started": [0.0, 5.0, np.nan], "finished": [4.0, np.nan, np.nan]})
+    window, long = ramp.Window(2.0, 10.0), ramp.Setting(workers=1, concurrency=2, service_seconds=4.0)
+    assert ramp.slots_busy(jobs, window, long) == pytest.approx((2 + 5) / 8 / 2)
+    assert ramp.slots_busy(jobs, window, replace(long, service_seconds=0.04)) == pytest.approx(0.04 / 8 / 2)
+
+
 @pytest.mark.parametrize(
     ("wait_type", "wait", "group"),
     [
@@ -191,7 +198,7 @@ def test_a_ramp_measures_real_workers_and_is_stored_and_read_again(server, tmp_p
 @pytest.mark.parametrize(("given", "said"), [({"service_seconds": 0.1, "workers": 1, "concurrency": 2}, "the slots")])
 def test_workers_that_are_full_are_found_on_a_real_server(server, given, said):
     result = load.run(rates=[8, 60], step_seconds=4, target_age_seconds=0.4, dsn=server.dsn, progress=False, **given)
-    assert (result.verdict.sustainable_rate, result.verdict.limit) == (pytest.approx(22, abs=15), "workers")
+    assert (result.verdict.sustainable_rate, result.verdict.limit) == (pytest.approx(14, abs=8), "workers")
     assert said in result.verdict.reason and "more slots" in result.text()
 
 

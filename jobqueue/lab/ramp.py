@@ -25,6 +25,7 @@ from .. import limits
 from ..errors import InvalidInput
 from ..loop import connect
 from ..queue import Queue
+from ..rounds import AHEAD_SECONDS
 from ..sql import statements, text
 from . import producer, waits
 from .fleet import Fleet
@@ -121,7 +122,7 @@ class Rig:
         there = window.moved(ahead)
         ages = oldest_ages(jobs, there)
         row = {"offered": rate} | of_jobs(jobs, ages, there) | quantiles("claim", claims)
-        row |= of_producers(produced) | of_sessions(seen, setting)
+        row |= {"slots_busy": slots_busy(jobs, there, setting)} | of_producers(produced) | of_sessions(seen, setting)
         row |= of_counters(before, after, self._processors, row["completed"], setting)
         return Step(row, seen, ages)
 
@@ -256,6 +257,19 @@ def of_jobs(jobs: pd.DataFrame, ages: pd.DataFrame, window: Window) -> dict:
     return rates | {key: value for name, each in measured.items() for key, value in quantiles(name, each).items()}
 
 
+def slots_busy(jobs: pd.DataFrame, window: Window, setting: Setting) -> float:
+    """The share of the slots that a job keeps, from its claim to its completion, over the window.
+
+    Jobs shorter than what is claimed ahead spend most of that in a worker's line: of these only what handlers take.
+    """
+    slots = setting.workers * setting.concurrency
+    if setting.service_seconds < AHEAD_SECONDS:
+        return float(window.holds(jobs["finished"]).sum() * setting.service_seconds / window.seconds / slots)
+    begun = jobs[jobs["started"] < window.end]
+    held = begun["finished"].fillna(window.end).clip(upper=window.end) - begun["started"].clip(lower=window.begin)
+    return min(1.0, float(held.clip(lower=0).sum()) / window.seconds / slots)
+
+
 def of_producers(produced: Sequence[dict]) -> dict:
     took = [seconds for each in produced for seconds in each["took_seconds"]]
     counts = {name: sum(each[name] for each in produced) for name in ("refused",)}
@@ -275,13 +289,11 @@ def of_counters(before: tuple, after: tuple, processors: waits.Processors, compl
     jobs = max(1.0, completed * seconds)
     used = processors.between(before[2], after[2], seconds)
     was, now = before[1], after[1]
-    slots = setting.workers * setting.concurrency
     return {
         "commits_per_second": (now["commits"] - was["commits"]) / seconds,
         "wal_bytes_per_job": (now["wal_bytes"] - was["wal_bytes"]) / jobs,
         "worker_cpu_ms_per_job": 1000 * used["worker"] / jobs,
         "server_cpu_ms_per_job": 1000 * used["server"] / jobs,
-        "slots_busy": completed * setting.service_seconds / slots,
         "worker_processor": used["worker"] / seconds / setting.workers,
         "processors_busy": used["busy"],
         "processors_used": used["own"],

@@ -1,5 +1,7 @@
 """The errors: few, and each is a decision that the caller makes."""
 
+from typing import Protocol
+
 
 class JobQueueError(Exception):
     """Something is wrong with how the queue is used or installed; retrying the same call will not help."""
@@ -24,7 +26,7 @@ class PermanentError(Exception):
 class Retry(Exception):
     """Raised by a handler: this attempt failed, try again after a delay of its own choosing."""
 
-    def __init__(self, reason: str = "the handler asked for a retry", *, after_seconds: float | None = None):
+    def __init__(self, reason: str = "the handler asked for a retry", *, after_seconds: float | None = None) -> None:
         super().__init__(reason)
         self.after_seconds = after_seconds
 
@@ -35,7 +37,17 @@ _TRANSIENT = ("08", "53", "57P0", "40001", "40P01", "25006", "25P03", "55P03", "
 _NOT_INSTALLED = ("3F000", "42P01", "42883")
 
 
-def translate(error, connection=None) -> JobQueueError:
+class _Connection(Protocol):
+    """What is asked of a psycopg connection; this module knows no driver."""
+
+    @property
+    def broken(self) -> bool: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+
+def translate(error: Exception, connection: _Connection | None = None) -> JobQueueError:
     """What a psycopg error from one of the queue's own statements means for the caller (chain it with `from`)."""
     state = getattr(error, "sqlstate", None)
     text = " ".join(str(error).split()) or type(error).__name__
@@ -50,6 +62,6 @@ def translate(error, connection=None) -> JobQueueError:
     return JobQueueError(f"the database refuses this statement ({state}): {text}")
 
 
-def _is_operational(error) -> bool:
+def _is_operational(error: Exception) -> bool:
     """By name, since this module knows no driver: e.g. a pipeline that a shutdown of the server left "busy"."""
     return any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
+from typing import Any, Final, Literal
 
 
 class Outcome(Enum):
@@ -33,22 +34,25 @@ class Sight:
     published_epoch: int | None
     published_name: str | None
     published_digest: str | None
-    history: list
+    history: list[dict[str, Any]]
     snapshot_isolation: bool
 
 
 # The end that each verb writes; meeting it again means that an earlier send of the same call was applied.
 _OWN_END = {"complete": "done", "fail": "failed", "fail permanently": "failed_permanently", "release": "released"}
 _NEEDS_LEASE_IN_FORCE = ("publish", "strict complete")
-AGAIN = None  # the row is still this lease's: the statement lost a race with something that has gone; send it again
-STALE = "stale"  # the look saw a row older than the lease: not an Outcome
+# The row is still this lease's: the statement lost a race with something that has gone; send it again.
+AGAIN: Final = None
+STALE: Final = "stale"  # the look saw a row older than the lease: not an Outcome
+Decision = Outcome | Literal["stale"] | None
+Candidate = tuple[str, str]  # name, digest
 
 
-def decide(verb: str, owner: str, epoch: int, row: Sight | None, candidate=None):
+def decide(verb: str, owner: str, epoch: int, row: Sight | None, candidate: Candidate | None = None) -> Decision:
     """An Outcome, AGAIN or STALE for `verb` by the lease (owner, epoch) whose UPDATE matched no row.
 
     verb: complete, strict complete, fail, fail permanently, release, heartbeat, publish.
-    candidate: (name, digest) for publish. The first rule that holds decides; a history trimmed to nothing gives LOST.
+    candidate: for publish. The first rule that holds decides; a history trimmed to nothing gives LOST.
     """
     me = (owner, epoch)
     if row is None:
@@ -60,14 +64,14 @@ def decide(verb: str, owner: str, epoch: int, row: Sight | None, candidate=None)
     if end is not None:
         return _by_end(verb, epoch, row, end)
     if row.status == "running" and (row.locked_by, row.epoch) == me:
-        expired = row.locked_until <= row.now
+        expired = row.locked_until is not None and row.locked_until <= row.now
         return Outcome.LEASE_EXPIRED if expired and verb in _NEEDS_LEASE_IN_FORCE else AGAIN
     if row.epoch < epoch and row.snapshot_isolation:
         return STALE
     return Outcome.LOST
 
 
-def _end_of(me, row: Sight) -> str | None:
+def _end_of(me: tuple[str, int], row: Sight) -> str | None:
     if row.status == "done" and (row.finished_by, row.finished_epoch) == me:
         return "done"
     mine = (entry["event"] for entry in reversed(row.history) if (entry.get("owner"), entry.get("epoch")) == me)

@@ -1,9 +1,14 @@
 """The facts: frozen values made from rows in one place."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import Enum
-from typing import Any, Iterator, NamedTuple
+from typing import Any, NamedTuple
+
+from .outcome import Sight
+
+Place = tuple[datetime, int]  # (run_at, id) of a job in the order of claims
 
 
 class Empty(Enum):
@@ -37,7 +42,7 @@ class Claim:
     empty: Empty | None = None
     next_run_at: datetime | None = None
     asked_at: datetime | None = None  # the database's time of an empty answer
-    last: tuple[datetime, int] | None = None  # (run_at, id) of the last lease: where the next claim may begin
+    last: Place | None = None  # of the last lease: where the next claim may begin
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self.leases)
@@ -45,7 +50,7 @@ class Claim:
     def __len__(self) -> int:
         return len(self.leases)
 
-    def __getitem__(self, place):
+    def __getitem__(self, place: int) -> Lease:
         return self.leases[place]
 
 
@@ -118,7 +123,7 @@ def job_from(row: dict[str, Any]) -> Job:
     return Job(**{name: row[name] for name in _JOB_COLUMNS})
 
 
-def is_result(row) -> bool:
+def is_result(row: Job | Sight) -> bool:
     """Whether what a row names as published is the job's result: by who finished it, else by the last epoch that began.
 
     What an earlier epoch published stays in the row until another publication replaces it, but nobody shows it as the

@@ -3,7 +3,7 @@
 import json
 import math
 import traceback
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from .errors import InvalidInput
 
@@ -25,7 +25,7 @@ DELAY_SECONDS = 100 * 366 * 86_400  # a hundred years keep run_at inside every d
 RESERVED_PREFIX = "schedule/"
 
 
-def text(value, what: str, most: int, *, least: int = 1) -> str:
+def text(value: object, what: str, most: int, *, least: int = 1) -> str:
     """A string of least..most bytes in UTF-8 that PostgreSQL can store."""
     if not isinstance(value, str):
         raise InvalidInput(f"{what} must be a string, not {type(value).__name__}")
@@ -44,15 +44,15 @@ def _utf8(value: str, what: str) -> bytes:
         raise InvalidInput(f"{what} contains a lone surrogate at position {error.start}") from None
 
 
-def job_type(value) -> str:
+def job_type(value: object) -> str:
     return text(value, "type", TYPE_BYTES)
 
 
-def owner(value) -> str:
+def owner(value: object) -> str:
     return text(value, "owner", OWNER_BYTES)
 
 
-def key(value) -> str | None:
+def key(value: str | None) -> str | None:
     """A user's idempotency key; None means that there is none."""
     if value is None:
         return None
@@ -61,7 +61,7 @@ def key(value) -> str | None:
     return value
 
 
-def types(value) -> list[str] | None:
+def types(value: object) -> list[str] | None:
     if value is None:
         return None
     if not isinstance(value, (list, tuple, set, frozenset)):
@@ -69,7 +69,7 @@ def types(value) -> list[str] | None:
     return sorted({job_type(one) for one in value})
 
 
-def integer(value, what: str, least: int, most: int) -> int:
+def integer(value: object, what: str, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidInput(f"{what} must be a whole number, not {value!r}")
     if not least <= value <= most:
@@ -77,7 +77,7 @@ def integer(value, what: str, least: int, most: int) -> int:
     return int(value)
 
 
-def seconds(value, what: str, least: float, most: float) -> float:
+def seconds(value: float, what: str, least: float, most: float) -> float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or value != value or value in (math.inf, -math.inf):
         raise InvalidInput(f"{what} must be a finite number of seconds, not {value!r}")
@@ -86,43 +86,43 @@ def seconds(value, what: str, least: float, most: float) -> float:
     return float(value)
 
 
-def _shown(value) -> str:
+def _shown(value: float) -> str:
     return f"{value:,}" if abs(value) < 10**30 else "a number of more than 30 digits"
 
 
-def lease_seconds(value) -> float:
+def lease_seconds(value: float) -> float:
     return seconds(value, "lease_seconds", *LEASE_SECONDS)
 
 
-def delay_seconds(value, what: str = "delay_seconds") -> float:
+def delay_seconds(value: float, what: str = "delay_seconds") -> float:
     return seconds(value, what, 0, DELAY_SECONDS)
 
 
-def max_attempts(value) -> int:
+def max_attempts(value: object) -> int:
     return integer(value, "max_attempts", 1, MAX_ATTEMPTS)
 
 
-def batch(value) -> int:
+def batch(value: object) -> int:
     return integer(value, "limit", 1, BATCH)
 
 
-def job_id(value) -> int:
+def job_id(value: object) -> int:
     return integer(value, "job_id", -(2**63), 2**63 - 1)
 
 
-def instant(value, what: str) -> datetime:
+def instant(value: object, what: str) -> datetime:
     """An aware datetime, in UTC; a naive one would silently mean somebody's local time."""
     if not isinstance(value, datetime):
         raise InvalidInput(f"{what} must be a datetime with a time zone, not {value!r}")
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidInput(f"{what} is naive ({value.isoformat()}): give it a time zone, e.g. timezone.utc")
     try:
-        return value.astimezone(timezone.utc)
+        return value.astimezone(UTC)
     except OverflowError:
         raise InvalidInput(f"{what} lies outside the years 1–9999 in UTC") from None
 
 
-def payload(value) -> str:
+def payload(value: object) -> str:
     """The payload as JSON text: what `json` accepts, without NaN, NUL or lone surrogates, in 1 MiB and 100 levels.
 
     Non-string keys become strings, tuples become lists, as `json` does; integers of any size stay exact.
@@ -144,7 +144,7 @@ def payload(value) -> str:
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode  # json.dumps makes a new encoder each time
 
 
-def _first_fault(value, path: str = "payload", depth: int = 0) -> str | None:
+def _first_fault(value: object, path: str = "payload", depth: int = 0) -> str | None:
     """The path and the reason of the first thing in a payload that cannot be stored."""
     if depth > PAYLOAD_DEPTH:
         return f"payload is nested deeper than {PAYLOAD_DEPTH} levels, at {path[:120]}…"
@@ -160,13 +160,13 @@ def _first_fault(value, path: str = "payload", depth: int = 0) -> str | None:
     return _scalar_fault(value, path)
 
 
-def _key_fault(name, path: str) -> str | None:
+def _key_fault(name: object, path: str) -> str | None:
     if not isinstance(name, (str, int, float, bool, type(None))):
         return f"{path} has a key of type {type(name).__name__}: JSON keys are strings"
     return _scalar_fault(name, f"{path} (a key)")
 
 
-def _scalar_fault(value, path: str) -> str | None:
+def _scalar_fault(value: object, path: str) -> str | None:
     if isinstance(value, str):
         try:
             _utf8(value, ascii(path)[1:-1])
@@ -182,7 +182,7 @@ def _scalar_fault(value, path: str) -> str | None:
     return None
 
 
-def error_text(error) -> str:
+def error_text(error: str | BaseException) -> str:
     """An error (text or exception) as text that can be stored: no NUL, no surrogate, ≤ 16 KiB, head and tail kept."""
     whole = error if isinstance(error, str) else _formatted(error)
     whole = whole.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

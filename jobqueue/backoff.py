@@ -33,7 +33,7 @@ class Backoff:
     ceiling_seconds: float = 3600
     jitter: str = "full"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _one_of(self.shape, "shape", SHAPES)
         _one_of(self.jitter, "jitter", JITTERS)
         for name in ("base_seconds", "floor_seconds", "ceiling_seconds"):
@@ -78,11 +78,11 @@ class Backoff:
         return d
 
 
-def _one_of(value, what: str, allowed: tuple[str, ...]):
+def _one_of(value: str, what: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise InvalidInput(f"{what} must be one of {', '.join(allowed)}, not {value!r}")
 
 
-def _growth(factor):
+def _growth(factor: float) -> None:
     if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 1 <= factor <= MOST_FACTOR:
         raise InvalidInput(f"factor must be a number in 1–{MOST_FACTOR:,}, not {factor!r}")

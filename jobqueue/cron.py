@@ -31,6 +31,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
 
 from croniter import croniter
 
@@ -57,12 +58,14 @@ _RANGE = re.compile(r"(\w+)-(\w+)(/\d+)?(#\d+)?", re.ASCII)
 _HASHED = re.compile(r"h(\(.*)?(/.*)?")
 _WORKDAY = re.compile(r"(\d+)w|w(\d+)", re.ASCII)
 _DAY, _SECOND, _NOW = timedelta(days=1), timedelta(seconds=1), timedelta()
+_Run = tuple[datetime, list[timedelta]]  # a base, and how long after it each slot is
+_Values = set[Any]  # numbers, and "l" for the last
 
 
 class Cron:
     """A cron expression, read once. Raises InvalidInput, saying what is wrong and where, within milliseconds."""
 
-    def __init__(self, expression: str, timezone: str = "UTC", id: str = ""):
+    def __init__(self, expression: str, timezone: str = "UTC", id: str = "") -> None:
         fields = _split(expression)
         self._id = limits.text(id, "id", limits.SCHEDULE_BYTES, least=0)
         self._zone = _zone(timezone)
@@ -91,7 +94,7 @@ class Cron:
     def backlog(self, after: datetime, until: datetime, newest: int) -> tuple[int, list[datetime]]:
         """How many slots lie in (after, until], exactly, and the newest of them, oldest first: 5 ms for a year."""
         count, kept = 0, 0
-        recent: deque[tuple[datetime, list[timedelta]]] = deque()
+        recent: deque[_Run] = deque()
         for base, times in self._runs(_instant(after, "after"), _instant(until, "until")):
             count += len(times)
             kept += len(times)
@@ -101,7 +104,7 @@ class Cron:
         slots = [base + offset for base, times in recent for offset in times]
         return count, slots[len(slots) - min(newest, len(slots)) :]
 
-    def _runs(self, after: datetime, until: datetime):
+    def _runs(self, after: datetime, until: datetime) -> Iterator[_Run]:
         """(base, times) pairs in order; the slots are base + each time, all of them in (after, until]."""
         found = after
         for base, times in self._days_of_slots(after):
@@ -112,7 +115,7 @@ class Cron:
             if times:
                 yield base, times
 
-    def _days_of_slots(self, after: datetime):
+    def _days_of_slots(self, after: datetime) -> Iterator[_Run]:
         """As `_runs`, from two days before (longer than any fold), without an end, and with empty days in it."""
         begin = after.replace(microsecond=0) - 2 * _DAY
         while begin.year < YEARS[1]:
@@ -127,7 +130,7 @@ class Cron:
                 yield end, [_NOW]  # all fixed slots of the gap
                 begin = end + _SECOND  # a slot of its own at that instant is the same slot
 
-    def _within(self, begin: datetime, end: datetime, offset: timedelta):
+    def _within(self, begin: datetime, end: datetime, offset: timedelta) -> Iterator[_Run]:
         """(base, times) of each local day in [begin, end), where the offset from UTC is constant."""
         day, last = (begin + offset).date(), (end + offset - _SECOND).date()
         while day <= last:
@@ -175,7 +178,7 @@ def preview(cron: str, *, timezone: str = "UTC", after: datetime, limit: int = 1
     return list(itertools.islice(slots, limits.integer(limit, "limit", 1, limits.BATCH)))
 
 
-def _split(expression) -> list[str]:
+def _split(expression: object) -> list[str]:
     if not isinstance(expression, str):
         raise InvalidInput(f"cron must be a string, not {type(expression).__name__}")
     if len(expression) > limits.CRON_CHARACTERS:
@@ -191,7 +194,7 @@ def _split(expression) -> list[str]:
     return fields
 
 
-def _expand(fields: list[str], id: str, expression: str) -> tuple[list[set], dict]:
+def _expand(fields: list[str], id: str, expression: str) -> tuple[list[_Values], dict[int, _Values]]:
     """The values of each field as croniter expands them; for numbered weekdays also {weekday: {1..5 or "l"}}."""
     prepared = [_prepared(text, i, id, f"cron {expression!r}: {FIELDS[i]} {text!r} ") for i, text in enumerate(fields)]
     try:
@@ -204,7 +207,7 @@ def _expand(fields: list[str], id: str, expression: str) -> tuple[list[set], dic
 
 
 def _understood(text: str, i: int, id: str) -> bool:
-    return croniter.is_valid(" ".join(["*"] * i + [text] + ["*"] * (4 - i)), hash_id=id.encode())
+    return bool(croniter.is_valid(" ".join(["*"] * i + [text] + ["*"] * (4 - i)), hash_id=id.encode()))
 
 
 def _prepared(text: str, i: int, id: str, refusal: str) -> str:
@@ -262,7 +265,7 @@ def _every_kind_of_year() -> Iterator[date]:
     return (date(2000, 1, 1) + n * _DAY for n in range(28 * 366))
 
 
-def _zone(name) -> zoneinfo.ZoneInfo:
+def _zone(name: str) -> zoneinfo.ZoneInfo:
     limits.text(name, "timezone", 100)
     if name not in _zone_names():
         raise InvalidInput(f"timezone {name!r} is not an IANA time zone (such as Europe/Berlin)")
@@ -274,7 +277,7 @@ def _zone_names() -> set[str]:
     return zoneinfo.available_timezones() - {"localtime", "Factory"}  # what this machine calls local, and a placeholder
 
 
-def _instant(value, what: str) -> datetime:
+def _instant(value: object, what: str) -> datetime:
     instant = limits.instant(value, what)
     if not YEARS[0] <= instant.year < YEARS[1]:
         raise InvalidInput(f"{what} must lie in the years {YEARS[0]}–{YEARS[1] - 1}, not in {instant.year}")

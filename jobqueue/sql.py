@@ -16,7 +16,7 @@ def text(name: str) -> str:
 def statements(source: str) -> SimpleNamespace:
     """The statements of a file with `-- name:` lines, without comments (which need not travel)."""
     parts = _NAME.split(source)[1:]
-    return SimpleNamespace(**{name: _bare(body) for name, body in zip(parts[::2], parts[1::2])})
+    return SimpleNamespace(**{name: _bare(body) for name, body in zip(parts[::2], parts[1::2], strict=True)})
 
 
 def migrations() -> dict[int, str]:

@@ -1,23 +1,23 @@
 """Installs, upgrades, fences and removes the schema; every start may call install."""
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 
 from . import limits
 from .errors import JobQueueError
 from .sql import SCHEMA_VERSION, SQL, migrations, text
-from .transactions import together
+from .transactions import together, value
 
 _VIEW = re.compile(r"^create view jobqueue\.(\w+)", re.MULTILINE)
 
 
-def install(conn, *, virtual: bool, roles: bool) -> None:
+def install(conn: psycopg.Connection[Any], *, virtual: bool, roles: bool) -> None:
     """One transaction under an advisory lock (with IF NOT EXISTS alone, 15 of 16 concurrent installs fail)."""
     with together(conn):
         conn.execute(SQL.install_lock)
-        if conn.execute(SQL.installed).fetchone()[0]:
+        if value(conn, SQL.installed):
             _upgrade(conn, virtual)
         else:
             _create(conn, virtual)
@@ -25,7 +25,7 @@ def install(conn, *, virtual: bool, roles: bool) -> None:
             _create_roles(conn)
 
 
-def uninstall(conn) -> None:
+def uninstall(conn: psycopg.Connection[Any]) -> None:
     with together(conn):
         conn.execute(SQL.install_lock)
         conn.execute(SQL.uninstall)
@@ -39,7 +39,7 @@ class Fenced(NamedTuple):
     next_id: int
 
 
-def fence(conn, raise_by: int) -> Fenced:
+def fence(conn: psycopg.Connection[Any], raise_by: int) -> Fenced:
     """After a fail-over or a restore that may have lost claims, before workers start: raises every live epoch, or none.
 
     Live is what may still be claimed or redriven: every row that is not done. Leases that are out are reaped first, so
@@ -51,10 +51,10 @@ def fence(conn, raise_by: int) -> Fenced:
         held = [row[0] for row in conn.execute(SQL.fence_leases).fetchall()]
         conn.execute(SQL.reap, {"ids": held, "delays": [0.0] * len(held)})
         jobs = conn.execute(SQL.fence, {"by": by}).rowcount
-        return Fenced(jobs, len(held), conn.execute(SQL.fence_ids).fetchone()[0])
+        return Fenced(jobs, len(held), value(conn, SQL.fence_ids))
 
 
-def _create_roles(conn) -> None:
+def _create_roles(conn: psycopg.Connection[Any]) -> None:
     try:
         conn.execute(text("roles.sql"))
     except psycopg.errors.InsufficientPrivilege as error:
@@ -65,8 +65,8 @@ def _create_roles(conn) -> None:
         ) from error
 
 
-def _create(conn, virtual: bool) -> None:
-    if conn.execute(SQL.schema_exists).fetchone()[0]:
+def _create(conn: psycopg.Connection[Any], virtual: bool) -> None:
+    if value(conn, SQL.schema_exists):
         raise JobQueueError("a schema named jobqueue exists here that this package did not make: nothing was changed")
     conn.execute(text("schema.sql"))
     conn.execute(text("views.sql"))
@@ -75,8 +75,8 @@ def _create(conn, virtual: bool) -> None:
     conn.execute(SQL.set_meta, {"version": SCHEMA_VERSION, "virtual": virtual})
 
 
-def _upgrade(conn, virtual: bool) -> None:
-    version, installed_virtual = conn.execute(SQL.meta).fetchone()
+def _upgrade(conn: psycopg.Connection[Any], virtual: bool) -> None:
+    [(version, installed_virtual)] = conn.execute(SQL.meta).fetchall()
     if installed_virtual != virtual:
         modes = {True: "virtual", False: "real"}
         raise JobQueueError(
@@ -92,7 +92,7 @@ def _upgrade(conn, virtual: bool) -> None:
         conn.execute(SQL.set_meta, {"version": SCHEMA_VERSION, "virtual": virtual})
 
 
-def _migrate(conn, version: int) -> None:
+def _migrate(conn: psycopg.Connection[Any], version: int) -> None:
     """The numbered steps after `version`. Views are made anew: a column that one shows can't change its type."""
     for view in reversed(_VIEW.findall(text("views.sql"))):
         conn.execute(SQL.drop_view.format(view=view))  # a view of the user's that reads one refuses it, and says so
@@ -100,5 +100,5 @@ def _migrate(conn, version: int) -> None:
         if number > version:
             conn.execute(statement)
     conn.execute(text("views.sql"))
-    if conn.execute(SQL.has_roles).fetchone()[0]:
+    if value(conn, SQL.has_roles):
         conn.execute(text("roles.sql"))  # what was granted on the views has gone with them

@@ -12,22 +12,27 @@ A folder belongs to one database. Names are made here, so a user's name never be
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from secrets import token_hex
+from typing import Any, BinaryIO
 
 import psycopg
-from psycopg.rows import namedtuple_row
+from psycopg.rows import dict_row
 
 from . import limits
 from .errors import InfrastructureError, InvalidInput
 from .model import Lease, is_result
-from .queue import translated
+from .outcome import Sight
 from .sql import SQL
+from .transactions import translated, value
+
+Folder = str | os.PathLike[str]
+Source = Folder | bytes | bytearray | memoryview  # the path of a file, or what it would hold
 
 CHUNK_BYTES = 1 << 20
 FILES_A_STEP = 1_000
@@ -76,7 +81,7 @@ class Orphan:
 # ---------------------------------------------------------------- writing
 
 
-def write(folder, lease: Lease, path_or_bytes, *, allow_empty: bool = False) -> Candidate:
+def write(folder: Folder, lease: Lease, path_or_bytes: Source, *, allow_empty: bool = False) -> Candidate:
     """A candidate of this lease; a file that is given is copied, so it may lie on any file system, and is left alone.
 
     Raises InvalidInput for a source that can't be read or is empty (unless allow_empty), InfrastructureError where the
@@ -110,7 +115,7 @@ def recheck(candidate: Candidate) -> None:
         raise InfrastructureError(f"the candidate {candidate.path.name} is {what}: nothing was published")
 
 
-def _chunks(source) -> Iterator[bytes | memoryview]:
+def _chunks(source: Source) -> Iterator[bytes | memoryview]:
     if isinstance(source, (bytes, bytearray, memoryview)):
         return iter((memoryview(source).cast("B"),))
     if not isinstance(source, (str, os.PathLike)):
@@ -125,7 +130,7 @@ def _chunks(source) -> Iterator[bytes | memoryview]:
         raise InvalidInput(f"the artefact {os.fspath(source)!r} can't be read: {error}") from error
 
 
-def _read(file, source) -> Iterator[bytes]:
+def _read(file: BinaryIO, source: Folder) -> Iterator[bytes]:
     with file:
         while True:
             try:
@@ -158,7 +163,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _clear_errors(folder: Path):
+def _clear_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -186,17 +191,17 @@ def _digest(path: Path) -> str | None:
 # ---------------------------------------------------------------- reading
 
 
-def verify(conn: psycopg.Connection, folder, job_id: int) -> Published:
+def verify(conn: psycopg.Connection[Any], folder: Folder, job_id: int) -> Published:
     """What the row names, only after its bytes were compared; never a candidate that was not published."""
-    row = next(iter(_rows(conn, [limits.job_id(job_id)])), None)
+    row = _sights(conn, [limits.job_id(job_id)]).get(job_id)
     if row is None:
         return Published(job_id, "unknown job", "there is no row with this id, live or archived")
-    if row.published_digest is None:
+    if row.published_digest is None or row.published_by is None:
         return Published(job_id, "nothing", "nothing was published")
     named = (row.published_name, row.published_digest, row.published_epoch, row.published_by)
     if not is_result(row):
         return Published(job_id, "earlier", f"epoch {row.epoch} has begun since and has published nothing", *named)
-    path = Path(folder) / f"{row.id}.{row.published_epoch}.{_mark(row.published_by)}.{row.published_digest}"
+    path = Path(folder) / f"{job_id}.{row.published_epoch}.{_mark(row.published_by)}.{row.published_digest}"
     found = _digest(path)
     if found == row.published_digest:
         return Published(job_id, "available", "the bytes have the published digest", *named, path)
@@ -204,12 +209,14 @@ def verify(conn: psycopg.Connection, folder, job_id: int) -> Published:
     return Published(job_id, "unavailable", reason, *named)
 
 
-def orphans(conn: psycopg.Connection, folder) -> list[Orphan]:
+def orphans(conn: psycopg.Connection[Any], folder: Folder) -> list[Orphan]:
     """Files whose epoch has ended and which no row names; those of jobs without a row, too (known=False)."""
     return [orphan for step in _orphans_by_step(conn, folder) for orphan in step]
 
 
-def sweep(conn: psycopg.Connection, folder, *, grace_seconds: float, unknown_after_seconds: float | None = None) -> int:
+def sweep(
+    conn: psycopg.Connection[Any], folder: Folder, *, grace_seconds: float, unknown_after_seconds: float | None = None
+) -> int:
     """Removes orphans older than the grace; returns how many. Any number may sweep at once, while publications run.
 
     A file without a row stays (its database may have been restored to an older state) unless unknown_after_seconds says
@@ -218,12 +225,14 @@ def sweep(conn: psycopg.Connection, folder, *, grace_seconds: float, unknown_aft
     return sum(sweeping(conn, folder, grace_seconds=grace_seconds, unknown_after_seconds=unknown_after_seconds))
 
 
-def sweeping(conn, folder, *, grace_seconds: float, unknown_after_seconds: float | None = None) -> Iterator[int]:
+def sweeping(
+    conn: psycopg.Connection[Any], folder: Folder, *, grace_seconds: float, unknown_after_seconds: float | None = None
+) -> Iterator[int]:
     """As `sweep`, in steps of 1,000 files, so that a loop can stop in between."""
     grace = limits.delay_seconds(grace_seconds, "grace_seconds")
-    unknown = (
-        None if unknown_after_seconds is None else limits.delay_seconds(unknown_after_seconds, "unknown_after_seconds")
-    )
+    unknown = unknown_after_seconds
+    if unknown is not None:
+        unknown = limits.delay_seconds(unknown, "unknown_after_seconds")
     for step in _orphans_by_step(conn, folder):
         yield sum(_removed(orphan.path) for orphan in step if _is_over(orphan, grace, unknown))
 
@@ -243,39 +252,37 @@ def _removed(path: Path) -> bool:
         raise InfrastructureError(f"the orphan {str(path)!r} can't be removed: {error.strerror}") from error
 
 
-def _orphans_by_step(conn, folder) -> Iterator[list[Orphan]]:
+def _orphans_by_step(conn: psycopg.Connection[Any], folder: Folder) -> Iterator[list[Orphan]]:
     """The order is the proof: a row read after its file was listed, with that epoch ended, can't name it later."""
     with _listed(folder) as entries:
         named = ((entry, _NAME.fullmatch(entry.name)) for entry in entries)
         files = ((entry, match) for entry, match in named if match and abs(_job(match)) < 2**63)
         while listed := list(islice(files, FILES_A_STEP)):
-            found = {row.id: row for row in _rows(conn, list({_job(match) for _, match in listed}))}
+            found = _sights(conn, list({_job(match) for _, match in listed}))
             with translated(conn):
-                now = conn.execute(SQL.database_now).fetchone()[0].timestamp()
+                now = value(conn, SQL.database_now).timestamp()
             step = (_orphan(entry, match, found.get(_job(match)), now) for entry, match in listed)
             yield [orphan for orphan in step if orphan]
 
 
 @contextmanager
-def _listed(folder):
+def _listed(folder: Folder) -> Iterator[Iterable[os.DirEntry[str]]]:
+    entries: AbstractContextManager[Iterable[os.DirEntry[str]]]
     try:
         entries = os.scandir(folder)
     except FileNotFoundError:  # nothing was ever written
-        entries = None
+        entries = nullcontext(())
     except OSError as error:
         raise InfrastructureError(f"the folder {str(folder)!r} can't be listed: {error.strerror}") from error
-    if entries is None:
-        yield ()
-        return
-    with entries:
-        yield entries
+    with entries as listed:
+        yield listed
 
 
-def _job(match) -> int:
+def _job(match: re.Match[str]) -> int:
     return int(match[1])
 
 
-def _orphan(entry, match, row, now: float) -> Orphan | None:
+def _orphan(entry: os.DirEntry[str], match: re.Match[str], row: Sight | None, now: float) -> Orphan | None:
     if row is not None and not _is_orphan(match, row):
         return None
     try:
@@ -286,17 +293,17 @@ def _orphan(entry, match, row, now: float) -> Orphan | None:
     return Orphan(Path(entry.path), _job(match), int(match[2]), digest, age, row is not None)
 
 
-def _is_orphan(match, row) -> bool:
+def _is_orphan(match: re.Match[str], row: Sight) -> bool:
     epoch, mark, digest = int(match[2]), match[3], match[4]
     if row.epoch < epoch:  # this database has lost a claim (a fail-over, a restore): it can't tell
         return False
-    if row.status == "running" and (row.epoch, _mark(row.locked_by)) == (epoch, mark):
+    if row.status == "running" and row.locked_by and (row.epoch, _mark(row.locked_by)) == (epoch, mark):
         return False
     if row.published_by is None:
         return True
     return (row.published_epoch, _mark(row.published_by), row.published_digest) != (epoch, mark, digest)
 
 
-def _rows(conn, ids: list[int]) -> list:
-    with translated(conn), conn.cursor(row_factory=namedtuple_row) as cursor:
-        return cursor.execute(SQL.look, {"ids": ids}).fetchall()
+def _sights(conn: psycopg.Connection[Any], ids: list[int]) -> dict[int, Sight]:
+    with translated(conn), conn.cursor(row_factory=dict_row) as cursor:
+        return {row.pop("id"): Sight(**row) for row in cursor.execute(SQL.look, {"ids": ids}).fetchall()}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
-from psycopg.rows import class_row, tuple_row
+from psycopg.rows import TupleRow, class_row, tuple_row
 
 from . import limits
 from .cron import Cron, preview
@@ -25,6 +25,7 @@ MOST_CATCH_UP = 10_000
 MISSED_KEPT = 1_000  # missed slots that stay named for a schedule, the newest; missed_slots counts them all
 _SENDS = 3
 _INSTANT = timedelta(microseconds=1)
+_Made = TypeVar("_Made", bound="Schedule | Due | Seen")
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Schedules:
 
     preview = staticmethod(preview)
 
-    def __init__(self, conn: psycopg.Connection):
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self.conn = conn
 
     def put(
@@ -141,7 +142,7 @@ class Schedules:
             return Ticked(problems=[f"schedule {due.id!r}: {problem}"])
         return Ticked([Enqueued(id, True) for id in rows[0][0]], rows[0][1]) if rows else Ticked()
 
-    def _fenced(self, statement: str, id: str, computed) -> None:
+    def _fenced(self, statement: str, id: str, computed: Callable[[Seen], dict[str, Any] | None]) -> None:
         """Reads a row, computes what depends on it without a lock, writes if its revision still stands; else again."""
         with translated(self.conn):
             for _ in range(_SENDS):
@@ -156,11 +157,11 @@ class Schedules:
             if not self._rows(statement, id=limits.text(id, "id", limits.SCHEDULE_BYTES)):
                 raise JobQueueError(f"there is no schedule {id!r}")
 
-    def _rows(self, statement: str, **given) -> Sequence[Any]:
+    def _rows(self, statement: str, **given: Any) -> Sequence[TupleRow]:
         with self.conn.cursor(row_factory=tuple_row) as cursor:
             return cursor.execute(statement, given).fetchall()
 
-    def _made(self, kind, statement: str, **given) -> Sequence[Any]:
+    def _made(self, kind: type[_Made], statement: str, **given: Any) -> Sequence[_Made]:
         with self.conn.cursor(row_factory=class_row(kind)) as cursor:
             return [_in_utc(row) for row in cursor.execute(statement, given).fetchall()]
 
@@ -243,13 +244,13 @@ def _resumed(seen: Seen, id: str) -> dict[str, Any] | None:
     return {"next_run_at": Cron(seen.cron, seen.timezone, id).after(seen.floor)} if seen.idle else None
 
 
-def _one_of(value, what: str, allowed: tuple[str, ...]) -> str:
+def _one_of(value: str, what: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise InvalidInput(f"{what} must be one of {', '.join(allowed)}, not {value!r}")
     return value
 
 
-def _in_utc(row):
+def _in_utc(row: _Made) -> _Made:
     """Python compares and subtracts two datetimes of one zone by their wall clocks, so slots never leave UTC."""
     for each in fields(row):
         value = getattr(row, each.name)

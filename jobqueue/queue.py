@@ -1,21 +1,21 @@
 """The verbs of the table queue: one method, one statement, and an Outcome where a lease is asked about."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
-from typing import Any, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
-from psycopg.rows import dict_row, namedtuple_row, tuple_row
+from psycopg.rows import TupleRow, dict_row, namedtuple_row, tuple_row
 
 from . import limits
 from .backoff import Backoff
 from .errors import InfrastructureError, InvalidInput, JobQueueError
 from .installation import install, uninstall
-from .model import Cancellation, Claim, Empty, Enqueued, Job, Lease, Reaped, job_from
-from .outcome import AGAIN, STALE, Outcome, Sight, decide
+from .model import Cancellation, Claim, Empty, Enqueued, Job, Lease, Place, Reaped, job_from
+from .outcome import AGAIN, STALE, Candidate, Outcome, Sight, decide
 from .sql import SQL
 from .transactions import together, translated
 
@@ -35,7 +35,7 @@ class Queue:
     JobQueueError.
     """
 
-    def __init__(self, conn: psycopg.Connection, *, rng: random.Random | None = None):
+    def __init__(self, conn: psycopg.Connection[Any], *, rng: random.Random | None = None) -> None:
         self.conn = conn
         self.rng = rng or random.Random()
 
@@ -91,11 +91,12 @@ class Queue:
             raise InfrastructureError("some keys come and go: another transaction is pruning them, try again")
         return [results[place] for place in range(len(checked))]
 
-    def _copy(self, checked: list[dict]) -> list[Enqueued]:
+    def _copy(self, checked: list[dict[str, Any]]) -> list[Enqueued]:
         due = {job["type"] for job in checked if job["run_at"] is None and not job["delay"]}
         with translated(self.conn), together(self.conn), self.conn.cursor(row_factory=tuple_row) as cursor:
-            ids, now = cursor.execute(SQL.reserve_ids, {"count": len(checked)}).fetchone()
-            rows = [(id, job["type"], job["payload"], job["max_attempts"]) for id, job in zip(ids, checked, strict=True)]
+            [(ids, now)] = cursor.execute(SQL.reserve_ids, {"count": len(checked)}).fetchall()
+            jobs = zip(ids, checked, strict=True)
+            rows: list[TupleRow] = [(id, job["type"], job["payload"], job["max_attempts"]) for id, job in jobs]
             later = any(job["run_at"] is not None or job["delay"] for job in checked)
             if later:
                 times = (job["run_at"] or now + timedelta(seconds=job["delay"]) for job in checked)
@@ -111,7 +112,7 @@ class Queue:
         """COPY can't be part of a caller's pipeline."""
         return self.conn.pgconn.pipeline_status != PipelineStatus.OFF
 
-    def _enqueue_batch(self, checked: list[dict], places: list[int], results: dict[int, Enqueued]) -> None:
+    def _enqueue_batch(self, checked: list[dict[str, Any]], places: list[int], results: dict[int, Enqueued]) -> None:
         columns = _columns([checked[place] for place in places])
         for ord_, id_, _ in self._rows(SQL.enqueue_many, columns):
             results[places[ord_ - 1]] = Enqueued(id_, True)
@@ -141,7 +142,7 @@ class Queue:
         leases: dict[str, float],
         slots: int,
         ahead: int = 0,
-        after: tuple[datetime, int] | None = None,
+        after: Place | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> tuple[list[Outcome], Claim]:
         """What a worker's round needs, in one transaction and one round trip: complete what finished, claim what is
@@ -176,7 +177,7 @@ class Queue:
             return self._why_empty(list(types))
 
     def _why_empty(self, types: list[str]) -> Claim:
-        locked, next_run_at, asked_at = self._row(SQL.why_empty, {"types": types})
+        [(locked, next_run_at, asked_at)] = self._rows(SQL.why_empty, {"types": types})
         reason = Empty.LOCKED if locked else Empty.NOT_DUE if next_run_at else Empty.NONE
         return Claim((), reason, next_run_at, asked_at)
 
@@ -189,7 +190,7 @@ class Queue:
         return _lease(row) if row else None
 
     @contextmanager
-    def _own_transaction(self, verb: str):
+    def _own_transaction(self, verb: str) -> Iterator[None]:
         """Claims commit by themselves: after a caller's rollback the same epoch would be handed out twice."""
         if self.conn.info.transaction_status != TransactionStatus.IDLE:
             raise JobQueueError(f"{verb} refuses to join an open transaction: its epoch must be committed first")
@@ -205,7 +206,9 @@ class Queue:
         """Renews to now + lease_seconds, never to less than it has; accepted after expiry while nobody took over."""
         return self._transition("heartbeat", lease, SQL.heartbeat, lease=limits.lease_seconds(lease_seconds))
 
-    def heartbeat_many(self, leases: Sequence[Lease], *, lease_seconds: float | Sequence[float] = 30) -> list[Outcome]:
+    def heartbeat_many(
+        self, leases: Sequence[Lease], *, lease_seconds: float | list[float] | tuple[float, ...] = 30
+    ) -> list[Outcome]:
         """One statement for all (lease_seconds: one for all, or one each); never waits: HELD is locked, send again."""
         each = list(lease_seconds) if isinstance(lease_seconds, (list, tuple)) else [lease_seconds] * len(leases)
         if len(each) != len(leases):
@@ -234,19 +237,28 @@ class Queue:
         """This attempt failed: ready again after the backoff, `dead` without attempts left, `failed` if permanent."""
         return self.fail_and_tell(lease, error, delay_seconds=delay_seconds, permanent=permanent, backoff=backoff)[0]
 
-    def fail_and_tell(self, lease, error, *, delay_seconds=None, permanent=False, backoff=_DEFAULT_BACKOFF):
+    def fail_and_tell(
+        self,
+        lease: Lease,
+        error: str | BaseException,
+        *,
+        delay_seconds: float | None = None,
+        permanent: bool = False,
+        backoff: Backoff = _DEFAULT_BACKOFF,
+    ) -> tuple[Outcome, str | None]:
         """As `fail`; also the status that this call gave the job (None where it changed nothing)."""
         delay = backoff.delay(lease.attempt, self.rng) if delay_seconds is None else limits.delay_seconds(delay_seconds)
         verb = "fail permanently" if permanent else "fail"
-        told: list = []
+        told: list[TupleRow] = []
         text = limits.error_text(error)
-        given = {"error": text, "brief": limits.brief(text), "delay": delay, "permanent": bool(permanent)}
+        given: dict[str, Any] = {"error": text, "brief": limits.brief(text)}
+        given |= {"delay": delay, "permanent": bool(permanent)}
         outcome = self._transition(verb, lease, SQL.fail, told, **given)
         return outcome, told[0][0] if told else None
 
     def release(self, lease: Lease, reason: str, *, delay_seconds: float = 0, counted: bool = True) -> Outcome:
         """Gives job and attempt back: infrastructure trouble, or a shutdown; for work that did not finish."""
-        given = {"reason": limits.brief(limits.error_text(reason)), "counted": bool(counted)}
+        given: dict[str, Any] = {"reason": limits.brief(limits.error_text(reason)), "counted": bool(counted)}
         given["delay"] = limits.delay_seconds(delay_seconds)
         return self._transition("release", lease, SQL.release, **given)
 
@@ -266,7 +278,16 @@ class Queue:
             found = self._decided(verb, lease, self._sights([lease.id]).get(lease.id), candidate)
         return Outcome.HELD if found is AGAIN else found
 
-    def _transition(self, verb, job_lease, statement, told=None, *, candidate=None, **given) -> Outcome:
+    def _transition(
+        self,
+        verb: str,
+        job_lease: Lease,
+        statement: str,
+        told: list[TupleRow] | None = None,
+        *,
+        candidate: Candidate | None = None,
+        **given: Any,
+    ) -> Outcome:
         asked = given | {"id": job_lease.id, "owner": job_lease.owner, "epoch": job_lease.epoch}
         with translated(self.conn):
             for _ in range(_SENDS):
@@ -280,7 +301,7 @@ class Queue:
                     return found
         raise InfrastructureError(f"job {job_lease.id} is this lease's, but it could not {verb} it: try again")
 
-    def _sent(self, verb: str, statement: str, asked: dict) -> list:
+    def _sent(self, verb: str, statement: str, asked: dict[str, Any]) -> list[TupleRow]:
         """One statement; a verb that needs a lease in force locks first, so that its clock is from after any wait."""
         if verb not in ("publish", "strict complete"):
             return self._rows(statement, asked)
@@ -288,13 +309,13 @@ class Queue:
             self._rows(SQL.lease_lock, asked)
             return self._rows(statement, asked)
 
-    def _many(self, verb: str, leases: Sequence[Lease], statement: str, **columns) -> list[Outcome]:
+    def _many(self, verb: str, leases: Sequence[Lease], statement: str, **columns: Any) -> list[Outcome]:
         if not leases:
             return []
         with translated(self.conn):
             return self._answers(verb, leases, self._rows(statement, _held(leases) | columns))
 
-    def _answers(self, verb: str, leases: Sequence[Lease], rows: list) -> list[Outcome]:
+    def _answers(self, verb: str, leases: Sequence[Lease], rows: list[TupleRow]) -> list[Outcome]:
         hit = set(rows)
         missed = [lease.id for lease in leases if _identity(lease) not in hit]
         if not missed:
@@ -302,7 +323,7 @@ class Queue:
         sights = self._sights(missed)
         return [self._answer(verb, lease, hit, sights) for lease in leases]
 
-    def _answer(self, verb: str, lease: Lease, hit: set, sights: dict) -> Outcome:
+    def _answer(self, verb: str, lease: Lease, hit: set[TupleRow], sights: dict[int, Sight]) -> Outcome:
         if _identity(lease) in hit:
             return Outcome.APPLIED
         found = self._decided(verb, lease, sights.get(lease.id), None)
@@ -313,9 +334,9 @@ class Queue:
             rows = cursor.execute(SQL.look, {"ids": ids}).fetchall()
         return {row.pop("id"): Sight(**row) for row in rows}
 
-    def _decided(self, verb: str, lease: Lease, sight: Sight | None, candidate):
+    def _decided(self, verb: str, lease: Lease, sight: Sight | None, candidate: Candidate | None) -> Outcome | None:
         found = decide(verb, lease.owner, lease.epoch, sight, candidate)
-        if found is STALE or (sight is None and self._value(SQL.isolation, {})):
+        if found == STALE or (sight is None and self._value(SQL.isolation, {})):
             raise InfrastructureError(
                 f"this transaction's snapshot is older than the lease on job {lease.id}: ask in one of its own"
             )
@@ -327,8 +348,8 @@ class Queue:
         """Takes ended leases away, at most `limit`; rows that other transactions hold are left for the next pass."""
         return self.reap_by_type(limit=limit, backoff_of=lambda type: backoff)
 
-    def reap_by_type(self, *, limit: int, backoff_of) -> list[Reaped]:
-        """As `reap`, with a backoff for each type: backoff_of(type) -> Backoff."""
+    def reap_by_type(self, *, limit: int, backoff_of: Callable[[str], Backoff]) -> list[Reaped]:
+        """As `reap`, with a backoff for each type."""
         limit = limits.batch(limit)
         with translated(self.conn), together(self.conn):
             expired = self._rows(SQL.expired, {"limit": limit, "ids": None})
@@ -337,7 +358,7 @@ class Queue:
             delays = [backoff_of(row[1]).delay(row[4], self.rng) for row in expired]
             given = {"ids": [row[0] for row in expired], "delays": delays}
             status = {row[0]: row[1] for row in self._rows(SQL.reap, given)}
-        return [Reaped(*row[:4], status[row[0]]) for row in expired if row[0] in status]
+        return [Reaped(id, type, owner, epoch, status[id]) for id, type, owner, epoch, *_ in expired if id in status]
 
     # ------------------------------------------------------------ decisions by hand
 
@@ -412,38 +433,41 @@ class Queue:
             return f"Job {job_id} is unknown: never enqueued, rolled back, or its archive row has been pruned."
         with translated(self.conn), self.conn.cursor(row_factory=namedtuple_row) as cursor:
             asked = vars(job) | {"payload": None, "history": None}
-            return tell(job, cursor.execute(SQL.surroundings, asked).fetchone())
+            around: Any = cursor.execute(SQL.surroundings, asked).fetchone()
+            return tell(job, around)
 
-    def _jobs(self, statement: str, asked: dict) -> list[Job]:
+    def _jobs(self, statement: str, asked: dict[str, Any]) -> list[Job]:
         with translated(self.conn), self.conn.cursor(row_factory=dict_row) as cursor:
             return [job_from(row) for row in cursor.execute(statement, asked).fetchall()]
 
-    def _rows(self, statement: str, asked: dict) -> list:
+    def _rows(self, statement: str, asked: dict[str, Any]) -> list[TupleRow]:
         with self.conn.cursor(row_factory=tuple_row) as cursor:
             return cursor.execute(statement, asked).fetchall()
 
-    def _row(self, statement: str, asked: dict):
+    def _row(self, statement: str, asked: dict[str, Any]) -> TupleRow | None:
         rows = self._rows(statement, asked)
         return rows[0] if rows else None
 
-    def _value(self, statement: str, asked: dict):
+    def _value(self, statement: str, asked: dict[str, Any]) -> Any:
         return self._rows(statement, asked)[0][0]
 
 
-def claim_arguments(owner: str, leases: dict[str, float], slots: int, ahead: int = 0, after=None) -> dict[str, Any]:
+def claim_arguments(
+    owner: str, leases: dict[str, float], slots: int, ahead: int = 0, after: Place | None = None
+) -> dict[str, Any]:
     """What the statement `claim` takes; as `exchange`, unchecked."""
     after_at, after_id = after or ("-infinity", 0)
     asked = {"owner": owner, "types": list(leases), "leases": list(leases.values())}
     return asked | {"limit": slots + ahead, "slots": slots, "after_at": after_at, "after_id": after_id}
 
 
-def _claim(rows) -> Claim:
+def _claim(rows: list[TupleRow]) -> Claim:
     """UPDATE … RETURNING keeps no order, so it is made here."""
     rows = sorted(rows, key=lambda row: (row[9], row[0]))
     return Claim(tuple(_lease(row) for row in rows), last=(rows[-1][9], rows[-1][0]) if rows else None)
 
 
-def _identity(lease: Lease) -> tuple:
+def _identity(lease: Lease) -> TupleRow:
     return lease.id, lease.owner, lease.epoch
 
 
@@ -466,13 +490,19 @@ def _array(values: list[str]) -> str:
     return "{" + ",".join(values) + "}"
 
 
-def _lease(row) -> Lease:
-    slot = row[8] and row[8].astimezone(timezone.utc)  # two instants of a fold are equal in any other zone
-    return Lease(*row[:8], slot)
+def _lease(row: TupleRow) -> Lease:
+    slot = row[8] and row[8].astimezone(UTC)  # two instants of a fold are equal in any other zone
+    values: TupleRow = (*row[:8], slot)
+    return Lease(*values)
 
 
 def _checked_job(
-    type, payload=None, key=None, run_at=None, delay_seconds=None, max_attempts=DEFAULT_MAX_ATTEMPTS
+    type: str,
+    payload: Any = None,
+    key: str | None = None,
+    run_at: datetime | None = None,
+    delay_seconds: float | None = None,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
 ) -> dict[str, Any]:
     if run_at is not None and delay_seconds is not None:
         raise InvalidInput("give run_at or delay_seconds, not both")
@@ -491,7 +521,7 @@ _ENTRY = {"type", "payload", "key", "run_at", "delay_seconds", "max_attempts"}
 
 def _checked_entry(place: int, entry: dict[str, Any]) -> dict[str, Any]:
     try:
-        if not isinstance(entry, dict) or "type" not in entry or not _ENTRY >= entry.keys():
+        if not isinstance(entry, dict) or "type" not in entry or not entry.keys() <= _ENTRY:
             raise InvalidInput(f"needs a dict with `type` and at most {', '.join(sorted(_ENTRY))}, not {entry!r:.200}")
         return _checked_job(**entry)
     except InvalidInput as error:
@@ -509,11 +539,11 @@ def _columns(jobs: list[dict[str, Any]]) -> dict[str, str]:
     }
 
 
-def _checked_candidate(name, digest) -> tuple[str, str]:
+def _checked_candidate(name: str | None, digest: str | None) -> Candidate:
     return limits.text(name, "name", limits.NAME_BYTES), limits.text(digest, "digest", limits.NAME_BYTES)
 
 
-def _cancelled(job_id: int, status: str, owner: str | None, epoch: int, started_at) -> Cancellation:
+def _cancelled(job_id: int, status: str, owner: str | None, epoch: int, started_at: datetime) -> Cancellation:
     blocked = f"Job {job_id} is cancelled: from now on it is not claimed, completed, failed, released or published."
     if status == "ready":
         return Cancellation(status, "cancelled", f"{blocked} It was not running at that moment.")

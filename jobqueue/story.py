@@ -1,6 +1,8 @@
 """Tells one row's whole story in plain sentences (Queue.explain), for somebody who is on call at night."""
 
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any, Protocol
 
 from .model import Job, is_result
 
@@ -17,10 +19,22 @@ _MOST_RELEASES = 20  # a worker fails the job at the next one
 MANY = 1_000  # rows are counted no further
 
 
-def tell(job: Job, around) -> str:
+class Surroundings(Protocol):
+    """The row of the statement `surroundings`."""
+
+    now: datetime
+    paused_at: datetime | None
+    ahead: int
+    running: int
+    listeners: int
+    holders: Sequence[dict[str, Any]] | None
+    schedule: dict[str, Any] | None
+
+
+def tell(job: Job, around: Surroundings) -> str:
     """Sentences: what it is, what it waits for or who holds it, what went wrong when, and what can be done.
 
-    around: the row of the statement `surroundings`, from the same moment.
+    around: from the same moment.
     """
     lines = [
         _birth(job, around),
@@ -35,7 +49,7 @@ def tell(job: Job, around) -> str:
 # ---------------------------------------------------------------- what it is and what it waits for
 
 
-def _birth(job: Job, around) -> str:
+def _birth(job: Job, around: Surroundings) -> str:
     key = f" under the key {job.idempotency_key!r}" if job.idempotency_key else ""
     born = f"Job {job.id} of type {job.type!r} was enqueued at {_at(job.created_at)}{key}"
     if not job.schedule_id:
@@ -43,7 +57,7 @@ def _birth(job: Job, around) -> str:
     return f"{born} for the slot {_at(job.slot)} of the schedule {job.schedule_id!r}{_schedule(around.schedule)}."
 
 
-def _schedule(schedule: dict | None) -> str:
+def _schedule(schedule: dict[str, Any] | None) -> str:
     if schedule is None:
         return ", of which nothing is left here"
     if schedule["removed_at"]:
@@ -55,7 +69,7 @@ def _schedule(schedule: dict | None) -> str:
     return f", whose next slot is {schedule['next_run_at']}"
 
 
-def _ready(job: Job, around) -> list[str]:
+def _ready(job: Job, around: Surroundings) -> list[str]:
     wait = (job.run_at - around.now).total_seconds()
     if wait > 0:
         lines = [f"It is ready and due in {_span(wait)}, at {_at(job.run_at)}{_delay(job)}; {_used(job)}."]
@@ -79,7 +93,7 @@ def _delay(job: Job) -> str:
     return f" ({because[event]})" if event in because else ""
 
 
-def _queueing(job: Job, around) -> list[str]:
+def _queueing(job: Job, around: Surroundings) -> list[str]:
     lines = []
     if around.ahead:
         lines.append(f"{_count(around.ahead)} due before it.")
@@ -94,7 +108,8 @@ def _queueing(job: Job, around) -> list[str]:
     return lines
 
 
-def _running(job: Job, around) -> list[str]:
+def _running(job: Job, around: Surroundings) -> list[str]:
+    assert job.locked_until is not None and job.started_at is not None
     left = (job.locked_until - around.now).total_seconds()
     held = _span((around.now - job.started_at).total_seconds())
     held = f"It is running: {job.locked_by!r} has held epoch {job.epoch} for {held}, since {_at(job.started_at)}"
@@ -104,7 +119,7 @@ def _running(job: Job, around) -> list[str]:
     return [f"{ended} The next reaper takes it away, unless its owner renews or ends it first."]
 
 
-def _finished(job: Job, around) -> list[str]:
+def _finished(job: Job, around: Surroundings) -> list[str]:
     assert job.finished_at is not None
     ago = _span((around.now - job.finished_at).total_seconds())
     lines = [f"It is {job.status} since {_at(job.finished_at)}, {ago} ago; {_used(job)}."]
@@ -114,19 +129,16 @@ def _finished(job: Job, around) -> list[str]:
     return [*lines, "Its row is in the archive."] if job.archived else lines
 
 
-_STATES = {"ready": _ready, "running": _running}
+_STATES: dict[str, Callable[[Job, Surroundings], list[str]]] = {"ready": _ready, "running": _running}
 
 
-def _holders(job: Job, around) -> list[str]:
-    skip = (
-        "until that ends every reaper skips it"
-        if job.status == "running"
-        else "until that ends nothing else can change it"
-    )
-    return [f"Its row is locked by the transaction of {_session(one)}: {skip}." for one in around.holders or ()]
+def _holders(job: Job, around: Surroundings) -> list[str]:
+    skip = "every reaper skips it" if job.status == "running" else "nothing else can change it"
+    locked = "Its row is locked by the transaction of"
+    return [f"{locked} {_session(one)}: until that ends {skip}." for one in around.holders or ()]
 
 
-def _session(one: dict) -> str:
+def _session(one: dict[str, Any]) -> str:
     what = f"{one['application_name'] or 'unnamed'}, {one['state'] or 'state unknown'}"
     return f"pid {one['pid']} ({what}, since {one['xact_start'] or 'unknown'})"
 
@@ -159,7 +171,7 @@ def _past(job: Job) -> list[str]:
     return [*lines, f"The last error: {error.splitlines()[-1][:300]}"] if error else lines
 
 
-def _entry(entry: dict) -> str:
+def _entry(entry: dict[str, Any]) -> str:
     who = f"epoch {entry['epoch']}, {entry['owner']!r}: " if entry.get("owner") else ""
     lines = (entry.get("error") or "").strip().splitlines()
     at = entry["at"].replace("T", " ").replace("Z", " UTC")
@@ -169,7 +181,7 @@ def _entry(entry: dict) -> str:
 # ---------------------------------------------------------------- what can be done
 
 
-def _advice(job: Job, around) -> str:
+def _advice(job: Job, around: Surroundings) -> str:
     if job.status in ("dead", "failed"):
         why = "its attempts are used up" if job.status == "dead" else "its handler said never to retry it"
         todo = f"mend the cause, then: python -m jobqueue redrive {job.id}"
@@ -183,7 +195,7 @@ def _advice(job: Job, around) -> str:
         return f"To let it run: python -m jobqueue resume {job.type}. To stop it: python -m jobqueue cancel {job.id}"
     if around.holders:
         return f"To end the transaction that holds it: select pg_terminate_backend({around.holders[0]['pid']})"
-    if job.status == "running" and job.locked_until <= around.now:
+    if job.status == "running" and job.locked_until and job.locked_until <= around.now:
         reaper = "If it stays so, no reaper is up: python -m jobqueue reaper"
         return f"{reaper}. To stop the job: python -m jobqueue cancel {job.id}"
     return f"To stop it: python -m jobqueue cancel {job.id}"

@@ -1,13 +1,11 @@
 """Takes ended leases away from workers that no longer renew them; any number of reapers may run."""
 
 import time
-from collections.abc import Callable
 
 from . import limits
 from .backoff import Backoff
 from .errors import InvalidInput
-from .loop import Loop, alert
-from .model import Job
+from .loop import Loop, OnDead, alert
 
 _DEFAULT = Backoff()
 
@@ -29,9 +27,9 @@ class Reaper(Loop):
         limit: int = 100,
         backoff: Backoff | dict[str, Backoff] = _DEFAULT,
         outage_grace_seconds: float = 30,
-        on_dead: Callable[[Job], object] | None = None,
+        on_dead: OnDead | None = None,
         prepare_threshold: int | None = 5,
-    ):
+    ) -> None:
         super().__init__(dsn, poll_seconds=poll_seconds, prepare_threshold=prepare_threshold)
         self.limit = limits.batch(limit)
         self.outage_grace_seconds = limits.seconds(outage_grace_seconds, "outage_grace_seconds", 0, 86_400)
@@ -58,7 +56,7 @@ class Reaper(Loop):
         return self._backoff.get(type, _DEFAULT) if isinstance(self._backoff, dict) else self._backoff
 
 
-def _checked(backoff) -> Backoff | dict[str, Backoff]:
+def _checked(backoff: Backoff | dict[str, Backoff]) -> Backoff | dict[str, Backoff]:
     each = list(backoff.values()) if isinstance(backoff, dict) else [backoff]
     if not all(isinstance(one, Backoff) for one in each):
         raise InvalidInput(f"backoff must be a Backoff, or a dict of type to Backoff, not {backoff!r}")

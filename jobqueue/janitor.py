@@ -1,16 +1,18 @@
 """Cleans up in bounded batches: archive, idempotency keys, what is kept for a while, orphans; any number may run."""
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
 from . import limits, publication
 from .errors import InvalidInput
 from .loop import Loop
-from .queue import TERMINAL, translated
+from .publication import Folder
+from .queue import TERMINAL
 from .sql import SQL
+from .transactions import translated
 
-KEEP_SECONDS = {
-    "incidents": 7 * 86_400,
-    "missed_slots": 30 * 86_400,
-    "listeners": 300,
-}  # an idle worker writes anew every 30 s
+# An idle worker writes its listener row anew every 30 s.
+KEEP_SECONDS = {"incidents": 7 * 86_400, "missed_slots": 30 * 86_400, "listeners": 300}
 
 
 class Janitor(Loop):
@@ -24,20 +26,28 @@ class Janitor(Loop):
     role = "janitor"
 
     def __init__(
-        self, dsn, *, archive_after_seconds=86_400, statuses=("done",), key_ttl_seconds=2_592_000,
-        archive_ttl_seconds=None, artifacts=None, orphan_grace_seconds=3_600, poll_seconds=60, limit=1_000,
-        prepare_threshold=5,
-    ):  # fmt: skip
+        self,
+        dsn: str,
+        *,
+        archive_after_seconds: float | dict[str, float] = 86_400,
+        statuses: Sequence[str] = ("done",),
+        key_ttl_seconds: float = 2_592_000,
+        archive_ttl_seconds: float | None = None,
+        artifacts: Folder | None = None,
+        orphan_grace_seconds: float = 3_600,
+        poll_seconds: float = 60,
+        limit: int = 1_000,
+        prepare_threshold: int | None = 5,
+    ) -> None:
         super().__init__(dsn, poll_seconds=poll_seconds, prepare_threshold=prepare_threshold)
         self.archive_after_seconds = _ages(archive_after_seconds, statuses)
         self.key_ttl_seconds = limits.delay_seconds(key_ttl_seconds, "key_ttl_seconds")
-        self.archive_ttl_seconds = archive_ttl_seconds and limits.delay_seconds(
-            archive_ttl_seconds, "archive_ttl_seconds"
-        )
+        ttl = archive_ttl_seconds
+        self.archive_ttl_seconds = ttl and limits.delay_seconds(ttl, "archive_ttl_seconds")
         self.artifacts = artifacts
         self.orphan_grace_seconds = limits.delay_seconds(orphan_grace_seconds, "orphan_grace_seconds")
         self.limit = limits.batch(limit)
-        self._sweeping = None
+        self._sweeping: Iterator[int] | None = None
 
     def run_once(self) -> int:
         """One batch of each kind; returns how many rows and files moved or went. `stop` ends it between batches."""
@@ -52,16 +62,16 @@ class Janitor(Loop):
         """The pass over the folder holds the lost connection: begin it anew."""
         self._sweeping = None
 
-    def _batches(self):
+    def _batches(self) -> Iterator[Callable[[], int]]:
         for status, age in self.archive_after_seconds.items():
-            yield lambda status=status, age=age: self._archive(status, age)
-        yield lambda: self._delete(SQL.purge_keys, self.key_ttl_seconds)
+            yield partial(self._archive, status, age)
+        yield partial(self._delete, SQL.purge_keys, self.key_ttl_seconds)
         if self.archive_ttl_seconds is not None:
-            yield lambda: self._delete(SQL.prune_archive, self.archive_ttl_seconds)
+            yield partial(self._delete, SQL.prune_archive, self.archive_ttl_seconds)
         for name, age in KEEP_SECONDS.items():
-            yield lambda name=name, age=age: self._delete(getattr(SQL, f"prune_{name}"), age)
+            yield partial(self._delete, getattr(SQL, f"prune_{name}"), age)
         if self.artifacts is not None:
-            yield self._sweep
+            yield partial(self._sweep, self.artifacts)
 
     def _archive(self, status: str, age: float) -> int:
         return self.session.queue.archive(older_than_seconds=age, statuses=[status], limit=self.limit)
@@ -70,23 +80,21 @@ class Janitor(Loop):
         with translated(self.session.conn) as conn:
             return conn.execute(statement, {"age": age, "limit": self.limit}).rowcount
 
-    def _sweep(self) -> int:
+    def _sweep(self, folder: Folder) -> int:
         """The next step of the pass over the folder; a pass that has come to its end begins again."""
         removed = next(self._sweeping, None) if self._sweeping else None
         if removed is None:
-            self._sweeping = self._pass()
+            self._sweeping = self._pass(folder)
             removed = next(self._sweeping, 0)
         return removed
 
-    def _pass(self):
+    def _pass(self, folder: Folder) -> Iterator[int]:
         unknown = None if self.archive_ttl_seconds is None else self.archive_ttl_seconds + self.orphan_grace_seconds
         grace = self.orphan_grace_seconds
-        return publication.sweeping(
-            self.session.conn, self.artifacts, grace_seconds=grace, unknown_after_seconds=unknown
-        )
+        return publication.sweeping(self.session.conn, folder, grace_seconds=grace, unknown_after_seconds=unknown)
 
 
-def _ages(after, statuses) -> dict[str, float]:
+def _ages(after: float | dict[str, float], statuses: Sequence[str]) -> dict[str, float]:
     if isinstance(statuses, str) or set(statuses) - set(TERMINAL):
         raise InvalidInput(f"statuses must be some of {', '.join(TERMINAL)}, not {statuses!r}")
     ages = after if isinstance(after, dict) else dict.fromkeys(statuses, after)

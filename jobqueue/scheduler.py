@@ -10,7 +10,9 @@ class Scheduler(Loop):
 
     role = "scheduler"
 
-    def __init__(self, dsn, *, poll_seconds=1, limit=100, prepare_threshold=5):
+    def __init__(
+        self, dsn: str, *, poll_seconds: float = 1, limit: int = 100, prepare_threshold: int | None = 5
+    ) -> None:
         super().__init__(dsn, poll_seconds=poll_seconds, prepare_threshold=prepare_threshold)
         self.limit = limits.batch(limit)
 

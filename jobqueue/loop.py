@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +20,13 @@ from psycopg.types.json import set_json_loads
 
 from . import limits
 from .errors import InfrastructureError, JobQueueError
-from .queue import Queue, translated
+from .model import Job
+from .queue import Queue
 from .sql import SQL
+from .transactions import translated
 
 log = logging.getLogger("jobqueue")
+OnDead = Callable[[Job], object]  # the caller's own alarm for a dead letter
 
 CONNECT_SECONDS = 10
 DEAD_PEER_SECONDS = 30  # a peer that doesn't answer for so long is gone
@@ -47,7 +51,7 @@ class Session:
         prepare_threshold: int | None = 5,
         idle_seconds: float | None = IDLE_IN_TRANSACTION_SECONDS,
         lock_seconds: float | None = None,
-    ):
+    ) -> None:
         self.dsn, self.name = dsn, name
         self.prepare_threshold, self.idle_seconds, self.lock_seconds = prepare_threshold, idle_seconds, lock_seconds
         self._queue: Queue | None = None
@@ -62,14 +66,12 @@ class Session:
             )
         if self._queue is None or self._queue.conn.closed:
             settings = {"idle_seconds": self.idle_seconds, "lock_seconds": self.lock_seconds}
-            self._queue, self._pid = (
-                Queue(connect(self.dsn, self.name, self.prepare_threshold, **settings)),
-                os.getpid(),
-            )
+            queue = Queue(connect(self.dsn, self.name, self.prepare_threshold, **settings))
+            self._queue, self._pid = queue, os.getpid()
         return self._queue
 
     @property
-    def conn(self) -> psycopg.Connection:
+    def conn(self) -> psycopg.Connection[Any]:
         return self.queue.conn
 
     @property
@@ -107,7 +109,7 @@ def connect(
     prepare_threshold: int | None = 5,
     idle_seconds: float | None = None,
     lock_seconds: float | None = None,
-) -> psycopg.Connection:
+) -> psycopg.Connection[Any]:
     """An autocommit connection in UTC; errors show the address but never the password, nor have a cause that does."""
     given = _parsed(dsn)
     settings: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, "application_name": limits.clip(name, 63)}
@@ -125,7 +127,7 @@ def connect(
     raise InfrastructureError(f"can't connect to {where}: {redacted(reason, given.get('password'))}")
 
 
-def _parsed(dsn: str) -> dict:
+def _parsed(dsn: str) -> dict[str, Any]:
     try:
         return conninfo.conninfo_to_dict(dsn)
     except psycopg.Error as error:
@@ -143,7 +145,7 @@ class Unreadable:
 _decode = json.JSONDecoder().decode  # json.loads first guesses the encoding, which takes as long again
 
 
-def _loads(text):
+def _loads(text: Any) -> Any:
     try:
         return _decode(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:
@@ -175,7 +177,7 @@ def _milliseconds(seconds: float | None) -> int:
 class Incidents:
     """Counts of what rows can't show, written at most every 10 s; several threads may add."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._counts: Counter[tuple[str, str | None]] = Counter()
         self._lock = threading.Lock()
         self._written = time.monotonic()
@@ -184,7 +186,7 @@ class Incidents:
         with self._lock:
             self._counts[name, type] += n
 
-    def flush(self, conn: psycopg.Connection, *, now: bool = False) -> None:
+    def flush(self, conn: psycopg.Connection[Any], *, now: bool = False) -> None:
         """Writes what has gathered; on an error it is kept for the next time."""
         if not self._counts or not (now or time.monotonic() - self._written > INCIDENT_SECONDS):
             return
@@ -206,7 +208,7 @@ class Incidents:
 class Pause:
     """The growing, jittered wait between attempts to reach the database."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._next = RETRY_SECONDS[0]
 
     @property
@@ -226,7 +228,7 @@ class Bell:
     """Wakes the one thread that waits for it, from any thread and from signal handlers, where an Event may deadlock."""
 
     def __init__(self) -> None:
-        self._rings: queues.SimpleQueue = queues.SimpleQueue()  # its put is reentrant
+        self._rings: queues.SimpleQueue[None] = queues.SimpleQueue()  # its put is reentrant
         self._rung = False
 
     def ring(self) -> None:
@@ -246,7 +248,7 @@ class Loop:
 
     role = "loop"
 
-    def __init__(self, dsn: str, *, poll_seconds: float = 1, prepare_threshold: int | None = 5):
+    def __init__(self, dsn: str, *, poll_seconds: float = 1, prepare_threshold: int | None = 5) -> None:
         self.poll_seconds = limits.seconds(poll_seconds, "poll_seconds", 0.001, 86_400)
         self.session = Session(dsn, f"jobqueue {self.role}", prepare_threshold=prepare_threshold)
         self.incidents = Incidents()
@@ -290,7 +292,7 @@ class Loop:
             return wait
 
 
-def alert(queue: Queue, job_id: int, on_dead) -> None:
+def alert(queue: Queue, job_id: int, on_dead: OnDead | None) -> None:
     """A job has become a dead letter: an ERROR line and the caller's own alarm, which must not stop the loop."""
     try:
         job = queue.get(job_id)
@@ -299,15 +301,8 @@ def alert(queue: Queue, job_id: int, on_dead) -> None:
         return
     if job is None:
         return
-    last = (job.last_error or "").strip().splitlines()
-    log.error(
-        "job %s of type %s is %s after %s attempts: %s",
-        job.id,
-        job.type,
-        job.status,
-        job.attempts,
-        last[-1] if last else "",
-    )
+    last = (job.last_error or "").strip().splitlines() or [""]
+    log.error("job %s of type %s is %s after %s attempts: %s", job.id, job.type, job.status, job.attempts, last[-1])
     if on_dead is not None:
         try:
             on_dead(job)

@@ -1,8 +1,9 @@
-"""The cockpit in JupyterLab in a real browser: Run All, then kill, pause, resume, start and export by clicking."""
+"""JupyterLab in a real browser: the cockpit, by clicking; the notebook of the review pack, and the pack itself."""
 
 import json
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from helpers import CHROMIUM, wait_until
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOK = "04-kill-pause-resume.ipynb"
+NOTEBOOK, REVIEW = "04-kill-pause-resume.ipynb", "12-design-review.ipynb"
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
@@ -36,20 +37,25 @@ RUN_IN_KERNEL = """async (code) => {
 
 
 @pytest.fixture
-def lab(tmp_path):
-    """JupyterLab on a copy of the notebook without outputs; its exports go to tmp_path / "exports"."""
-    notebook = nbformat.read(ROOT / "notebooks" / NOTEBOOK, as_version=4)
+def lab(tmp_path, request):
+    """JupyterLab on a copy of a notebook (the cockpit's, or the one that a test names) without outputs.
+
+    Its exports go to tmp_path / "exports", its stored runs lie in tmp_path / "runs".
+    """
+    name = getattr(request, "param", NOTEBOOK)
+    notebook = nbformat.read(ROOT / "notebooks" / name, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     (tmp_path / "work").mkdir()
-    nbformat.write(notebook, tmp_path / "work" / NOTEBOOK)
+    nbformat.write(notebook, tmp_path / "work" / name)
     token, port = secrets.token_hex(16), _free_port()
     env = {
         **os.environ,
         **{f"JUPYTER_{kind}_DIR": str(tmp_path / kind) for kind in ("CONFIG", "RUNTIME")},
         "PYTHONPATH": str(ROOT),
         "JOBQUEUE_EXPORTS": str(tmp_path / "exports"),
+        "JOBQUEUE_RUNS": str(tmp_path / "runs"),
         "JOBQUEUE_TIME_SCALE": "2",
     }
     command = [
@@ -65,7 +71,7 @@ def lab(tmp_path):
         server = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
         wait_until(lambda: _answers(port) or _still_runs(server, tmp_path / "lab.log"), 60, "JupyterLab")
-        yield f"http://127.0.0.1:{port}/doc/tree/{NOTEBOOK}?token={token}&reset"
+        yield f"http://127.0.0.1:{port}/doc/tree/{name}?token={token}&reset"
     finally:
         server.terminate()
         server.wait(30)
@@ -145,6 +151,44 @@ def test_workers_are_killed_paused_resumed_and_started_by_clicking_and_no_job_is
     assert found["frames"] >= 5 and max(seconds.values()) < 2, (found, seconds)
     print(json.dumps({"found": found, "click to display, seconds": seconds}))
     page.evaluate(RUN_IN_KERNEL, "cockpit.close(); work.close()")
+
+
+@pytest.fixture
+def morning(tmp_path, monkeypatch):
+    """A history whose runs are stored already, as after a first pack of it; the notebook takes it."""
+    from test_report import STORED, load
+
+    from jobqueue.lab import report
+
+    trace = tmp_path / "morning.csv"
+    load().to_csv(trace)
+    shutil.copytree(STORED / "morning", tmp_path / "runs" / report.inputs(trace).set_name)
+    monkeypatch.setenv("JOBQUEUE_NOTEBOOK_TRACE", str(trace))
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("lab", [REVIEW], indirect=True)
+def test_the_pack_is_made_by_run_all_and_a_browser_shows_it_without_asking_anybody(morning, page, tmp_path):
+    page.get_by_role("link", name="review.html").wait_for(timeout=120_000)
+    page.get_by_text("Recommended: workers 7, lease 19 s").first.wait_for()
+    page.locator(".jupyter-widgets select").select_option("arrivals")
+    page.get_by_role("button", name="Run Interact", exact=True).click()
+    page.locator(".jupyter-widgets-output-area img, .jp-OutputArea .jupyter-widgets img").first.wait_for()
+    made = tmp_path / "exports" / "12-design-review"
+    assert sorted(path.name for path in made.iterdir()) == ["review.html", "review.pdf", "review.zip"]
+    asked, errors = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: errors.append(message.text))
+    page.goto((made / "review.html").as_uri())
+    figures = page.locator("figure svg")
+    boxes = [figures.nth(place).bounding_box() for place in range(figures.count())]
+    assert len(boxes) >= 15 and all(box["width"] > 600 and box["height"] > 100 for box in boxes)
+    page.emulate_media(media="print")
+    assert page.locator("nav").is_hidden() and page.get_by_role("heading", name="Decisions").is_visible()
+    page.get_by_role("link", name="Figure 2", exact=True).first.click()
+    assert page.url.endswith("#figure-2")
+    assert (set(asked), errors) == ({(made / "review.html").as_uri()}, [])
 
 
 def _free_port():

@@ -134,7 +134,10 @@ def test_no_label_of_any_figure_collides(review):
 
 
 def test_axes_carry_their_units(review):
-    units = r"\((s|min|h|d)\)|per second|/s|jobs|workers|attempt|delay|lease|poll|due to begun|ready again|calls|faults|dead letters|freezes"
+    units = (
+        r"\((s|min|h|d)\)|per second|/s|jobs|workers|attempt|delay|lease|poll|due to begun|ready again|calls|faults|"
+        "dead letters|freezes"
+    )
     for figure in review.figures:
         drawn = [ax for ax in figure.sheet.axes if ax.axison and ax.get_xticks().size and ax.get_ylabel()]
         assert all(re.search(units, ax.get_ylabel()) for ax in drawn), figure.slug
@@ -341,7 +344,7 @@ def test_an_interrupted_making_keeps_the_runs_that_are_whole_and_goes_on_there(t
         report.made(given, directory=tmp_path, progress=False)
     assert [path.name for path in (tmp_path / given.set_name).iterdir()] == ["load"]
     monkeypatch.setattr(making, "STEPS", tuple(
-        making.Step(step.name, lambda bench, name=step.name: begun.append(name) or bench.known["load"]) for step in steps
+        making.Step(one.name, lambda bench, name=one.name: begun.append(name) or bench.known["load"]) for one in steps
     ))  # fmt: skip
     report.made(given, directory=tmp_path, progress=False)
     assert begun == ["plan"]

@@ -1,9 +1,9 @@
 """The design review pack: from stored runs to one HTML file, a PDF and a zip, every sentence computed.
 
-    pack = report.make("review", trace="history.csv")      # makes what is not stored yet, writes review/
-    print(pack); pack.review.decisions                      # the summary; each decision with its figure
+pack = report.make("review", trace="history.csv")      # makes what is not stored yet, writes review/
+print(pack); pack.review.decisions                      # the summary; each decision with its figure
 
-    python -m jobqueue lab review --out DIR [--trace FILE] [--title …] [--target NAME=SECONDS] [--runs SET]
+python -m jobqueue lab review --out DIR [--trace FILE] [--title …] [--target NAME=SECONDS] [--runs SET]
 """
 
 from pathlib import Path
@@ -38,8 +38,20 @@ def inputs(trace=None, *, seed: int = SEED, targets=None) -> Inputs:
     return Inputs(work, DEFAULT if trace is None else _plain(Path(trace).stem), seed, wanted)
 
 
-def make(out, *, trace=None, title: str | None = None, seed: int = SEED, targets=None, stored: str | None = None,
-         directory=None, prefix=None, replace: bool = False, chromium: bool = False, progress: bool = True) -> Pack:
+def make(
+    out,
+    *,
+    trace=None,
+    title: str | None = None,
+    seed: int = SEED,
+    targets=None,
+    stored: str | None = None,
+    directory=None,
+    prefix=None,
+    replace: bool = False,
+    chromium: bool = False,
+    progress: bool = True,
+) -> Pack:
     """Makes the runs that are not stored yet, and the pack in the folder `out`; interrupt it at any time.
 
     stored: the name of a set to take as it is, instead of a load. directory: where sets are stored (data/runs).

@@ -124,7 +124,8 @@ def _workers(found, row) -> Decision:
     sentence = (
         f"Run {n(chosen, 'worker')} (slots). Over the whole load the p99 of queue age is {d(p99)} simulated, "
         f"{d(curve['p99_computed'])} computed, target {d(limit)}: {'met' if met else 'NOT met'}. {asked}{less}. "
-        f"They are {day['busy']:.0%} busy while jobs arrive, and the oldest job ever was {d(day['max_age'])} old: p99 leaves out one "
+        f"They are {day['busy']:.0%} busy while jobs arrive, and the oldest job ever was "
+        f"{d(day['max_age'])} old: p99 leaves out one "
         f"hundredth of the time."
     )
     return Decision("workers", f"{chosen:,}", f"p99 of queue age ≤ {d(limit)}", d(p99), d(curve["p99_computed"]), met,
@@ -173,7 +174,8 @@ def _poll(found, row) -> Decision:
     sentence = (
         f"Poll every {d(poll)}. NOTIFY wakes an idle worker at once; where it does not reach one, a job is begun "
         f"{d(row['simulated'])} after it is due on average, {d(row['by_formula'])} by formula. Idle, "
-        f"{n(workers, 'worker')} with one slot a process ask {amount(workers / poll)} times a second; with more slots a "
+        f"{n(workers, 'worker')} with one slot a process ask {amount(workers / poll)} times a second; "
+        "with more slots a "
         f"process, as many times fewer."
     )
     return Decision("poll", d(poll), f"mean pick-up ≤ {d(row['limit'])}", d(row["simulated"]), d(row["by_formula"]),
@@ -193,8 +195,10 @@ def _backoff(found, row) -> Decision:
         f"{n(found['workers'].figures['workers'], 'worker')} are many for so slow an arrival of jobs."
     )  # fmt: skip
     sentence = (
-        f"Back off {choice}. If the jobs of all {n(found['workers'].figures['workers'], 'worker')} fail at one instant, their "
-        f"first retries come at {amount(peak)} a second at most, {amount(expected)} by formula, where {amount(row['limit'])} "
+        f"Back off {choice}. If the jobs of all {n(found['workers'].figures['workers'], 'worker')} "
+        "fail at one instant, their "
+        f"first retries come at {amount(peak)} a second at most, {amount(expected)} by formula, where "
+        f"{amount(row['limit'])} "
         f"jobs a second arrive in the busiest stretch.{why}"
     )
     return Decision("backoff", choice, f"herd's retries/s ≤ {amount(row['limit'])}", f"{amount(peak)}/s",
@@ -214,7 +218,8 @@ def _attempts(found, row) -> Decision:
         f"as dead only then."
     )
     return Decision("attempts", f"{chosen}", f"dead after {d(outage)} of outage: 0", f"{dead} of {total:,}",
-                    f"{row['by_formula'] / planner.OUTAGE_JOBS * total:.2g} of {total:,}", dead == 0, "outlasted", sentence)  # fmt: skip
+                    f"{row['by_formula'] / planner.OUTAGE_JOBS * total:.2g} of {total:,}", dead == 0, "outlasted",
+                    sentence)  # fmt: skip
 
 
 def _broker(found, bears: Bearing) -> Decision:
@@ -231,14 +236,18 @@ def _broker(found, bears: Bearing) -> Decision:
     else:
         why = f"{asked}, {'at most' if met else 'more than'} the {amount(bears.per_second)} of {bears.source}{share}"
         why += f". Measure what yours bears: {evidence.COMMANDS['load run']}"
-    return Decision("broker", choice, f"busiest minute ≤ {amount(bears.per_second)} jobs/s", f"{amount(rate)} jobs/s", "–",
-                    met, "needed-rate", f"{choice[0].upper()}{choice[1:]}. {why}.")  # fmt: skip
+    target = f"busiest minute ≤ {amount(bears.per_second)} jobs/s"
+    return Decision("broker", choice, target, f"{amount(rate)} jobs/s", "–", met,
+                    "needed-rate", f"{choice[0].upper()}{choice[1:]}. {why}.")  # fmt: skip
 
 
 def rates(found: Mapping[str, Stored], bears: Bearing) -> pd.DataFrame:
     """What the chart of the broker shows."""
     load_ = found["load"].figures
     mean = load_["jobs"] / max(load_["span_seconds"], 1e-6)
-    rows = [("on average", mean, "needed"), ("in the busiest minute", needed(found), "needed"),
-            ("sustained, measured" if bears.judged else "stated rule, not measured", bears.per_second, "borne")]
+    rows = [
+        ("on average", mean, "needed"),
+        ("in the busiest minute", needed(found), "needed"),
+        ("sustained, measured" if bears.judged else "stated rule, not measured", bears.per_second, "borne"),
+    ]
     return pd.DataFrame(rows, columns=["what", "per_second", "kind"])

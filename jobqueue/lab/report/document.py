@@ -73,7 +73,13 @@ def _summary(review: Review) -> list[Block]:
         Heading("Decisions"),
         Paragraph(decisions.summary(list(review.decisions)), strong=True),
         Paragraph(about),
-        Table("Decisions, each with its target, its figure and the chart that shows it", decided(review), widths, (), "decisions"),
+        Table(
+            "Decisions, each with its target, its figure and the chart that shows it",
+            decided(review),
+            widths,
+            (),
+            "decisions",
+        ),
         *(Paragraph(f"{one.sentence} {review.labelled(one.figure)}.") for one in review.decisions),
     ]
 
@@ -87,8 +93,10 @@ def _load(review: Review) -> list[Block]:
     failing = f" {n(load['failed'], 'job')} fail for good, as in the history." if load["failed"] else ""
     text = (
         f"{n(load['jobs'], 'job')} in {d(load['span_seconds'])}, {d(load['mean_seconds'])} each on average: "
-        f"{amount(decisions.at_work(review.found))} at work at a time if none ever waited, {amount(load['peak_busy'])} at "
-        f"most. {amount(load['erlangs'])} erlangs is what they bring: seconds of work for each second. The busiest minute "
+        f"{amount(decisions.at_work(review.found))} at work at a time if none ever waited, "
+        f"{amount(load['peak_busy'])} at "
+        f"most. {amount(load['erlangs'])} erlangs is what they bring: seconds of work for each second. "
+        "The busiest minute "
         f"begins {d(load['peak_at_seconds'])} after the start and brings {amount(load['peak_per_second'])} jobs a "
         f"second.{failing}{left}"
     )
@@ -105,7 +113,8 @@ def _day(review: Review) -> list[Block]:
     kept = "within" if told["p99_age"] <= limit else "OVER"
     text = (
         f"With {n(run.parameters['workers'], 'worker')} the queue age was below {d(told['p99_age'])} for 99 % of the "
-        f"time ({kept} the target of {d(limit)}), at most {d(told['p50_age'])} for half of it, and {d(told['max_age'])} "
+        f"time ({kept} the target of {d(limit)}), at most {d(told['p50_age'])} for half of it, and "
+        f"{d(told['max_age'])} "
         f"at worst. A job waited {d(told['p50_wait'])} in the middle, {d(told['p99_wait'])} at p99. {_ended(told)}"
     )
     lease = parameters(plan)["lease_seconds"]
@@ -123,10 +132,15 @@ def _day(review: Review) -> list[Block]:
 
 
 def _ended(told: Mapping) -> str:
-    ends = [f"{n(told[state])} {word}" for state, word in
-            (("done", "done"), ("failed", "failed for good"), ("dead", "dead")) if told[state] or state == "done"]
+    ends = [
+        f"{n(told[state])} {word}"
+        for state, word in (("done", "done"), ("failed", "failed for good"), ("dead", "dead"))
+        if told[state] or state == "done"
+    ]
     open_ = told["ready"] + told["running"]
-    still = f", {n(open_)} still open when it was ended after {d(told['span_seconds'])}" if open_ else ", none left open"
+    still = (
+        f", {n(open_)} still open when it was ended after {d(told['span_seconds'])}" if open_ else ", none left open"
+    )
     return f"Of {n(told['jobs'], 'job')} {', '.join(ends)}{still}; {n(told['attempts'], 'attempt')}."
 
 
@@ -187,8 +201,12 @@ def _retries(review: Review) -> list[Block]:
 
 
 def _broker(review: Review) -> list[Block]:
-    return [Heading("Broker or not"), Paragraph(review.decisions[-1].sentence), review.figure("needed-rate"),
-            *review.drawn("load-curve")]
+    return [
+        Heading("Broker or not"),
+        Paragraph(review.decisions[-1].sentence),
+        review.figure("needed-rate"),
+        *review.drawn("load-curve"),
+    ]
 
 
 # ---- matrix and evidence -------------------------------------------------------------------------------------------
@@ -207,7 +225,8 @@ def _states(review: Review) -> list[Block]:
     return [Heading("Failure matrix"), Paragraph(text), review.figure("states"),
             Table("Failure matrix: what is seen, what may be done, by whom, and when to stop", shown, widths, (),
                   "failure-matrix"),
-            Paragraph("The queries behind the column “observed”, to be pasted with the id in question:"), Listing(queries)]  # fmt: skip
+            Paragraph("The queries behind the column “observed”, to be pasted with the id in question:"),
+            Listing(queries)]  # fmt: skip
 
 
 def _evidence(review: Review) -> list[Block]:
@@ -248,7 +267,8 @@ def _cost(review: Review) -> list[Block]:
     ]  # fmt: skip
     text = (
         f"At the rate of this load, {n(a_day, 'job')} a day. Job rows are kept until the janitor archives them, keys "
-        f"until their time has passed; files that jobs publish come on top. The bytes are measured on keyed jobs with a "
+        f"until their time has passed; files that jobs publish come on top. The bytes are measured on "
+        "keyed jobs with a "
         f"small payload."
     )
     frame = pd.DataFrame(rows, columns=["what", "unit cost", "for this load"])
@@ -260,7 +280,8 @@ def _limits(review: Review) -> list[Block]:
     load = review.found["load"].figures
     longest = float(review.found["load"]["types"]["max_seconds"].max())
     cut = (
-        f"The load begins with nothing at work, and its longest job runs {d(longest)}: jobs that ran on from before are "
+        f"The load begins with nothing at work, and its longest job runs {d(longest)}: jobs that ran "
+        "on from before are "
         f"missing, so its first hours are lighter than they were, and a day that follows another needs more workers."
     )
     texts = [
@@ -302,7 +323,8 @@ def _provenance(review: Review) -> list[Block]:
     versions = ", ".join(f"{key} {value}" for key, value in review.provenance["versions"].items() if value)
     made = sorted({run.revision for run in review.found.values()})
     text = (
-        f"Runs made by git {', '.join(made)}; this pack by git {review.provenance['revision']}, with {versions}. Stored "
+        f"Runs made by git {', '.join(made)}; this pack by git {review.provenance['revision']}, with "
+        f"{versions}. Stored "
         f"runs: {review.provenance['set']}; the same runs give the same bytes. The zip holds every figure as svg, png "
         f"and pdf, its data and every table as csv, and provenance.json with the sha256 of each file."
     )

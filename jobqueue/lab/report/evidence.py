@@ -48,7 +48,7 @@ class Piece:
 def gather(explored: Stored, directory: Path | None = None) -> list[Piece]:
     """The search that belongs to the runs, and what lies in the evidence folder; InvalidInput for a file that lies
     there and is none of these."""
-    found = {kind: [] for kind in COMMANDS}
+    found: dict[str, list[Piece]] = {kind: [] for kind in COMMANDS}
     for path in sorted((directory or runs.home() / runs.EVIDENCE).glob("**/*.json")):
         content = path.read_bytes()
         kind, told = _recognised(path, content)

@@ -24,7 +24,7 @@ def figure(slug: str):
     return register
 
 
-def draw(found: Mapping[str, Stored], bears: decisions.Bearing, progress: Callable[[str], None] = str) -> list[Figure]:
+def draw(found: Mapping[str, Stored], bears: decisions.Bearing, progress: Callable[[str], object] = str) -> list[Figure]:
     """All that have something to show, numbered."""
     out: list[Figure] = []
     for slug, make in _MAKERS:
@@ -221,8 +221,15 @@ def _states(found, _) -> Drawn:
 @figure("coverage")
 def _coverage(found, _) -> Drawn:
     run = found["explorer"]
-    caption = "What the exhaustive search covered: every order of the actors' calls up to this depth, on the shipped SQL."
-    return charts.coverage(run["coverage"].assign(seconds=0.0), **run.about), caption, {"coverage": run["coverage"]}, run.about
+    caption = (
+        "What the exhaustive search covered: every order of the actors' calls up to this depth, on the shipped SQL."
+    )
+    return (
+        charts.coverage(run["coverage"].assign(seconds=0.0), **run.about),
+        caption,
+        {"coverage": run["coverage"]},
+        run.about,
+    )
 
 
 # ---- what they share -----------------------------------------------------------------------------------------------

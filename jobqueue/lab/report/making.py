@@ -1,11 +1,11 @@
 """The runs that a review rests on, each made once from a workload, targets and a seed, and stored.
 
-    load       what arrives: by type, by bucket, the busiest minute
-    plan       the planner's recommendations
-    day        the whole load with them; workers: other numbers of workers
-    faults     the busiest stretch with a kill, a freeze, an outage, a dependency that is away
-    lease, poll, retries                    what each choice costs and buys
-    matrix, explorer                        the failure matrix; a short exhaustive search
+load       what arrives: by type, by bucket, the busiest minute
+plan       the planner's recommendations
+day        the whole load with them; workers: other numbers of workers
+faults     the busiest stretch with a kill, a freeze, an outage, a dependency that is away
+lease, poll, retries                    what each choice costs and buys
+matrix, explorer                        the failure matrix; a short exhaustive search
 """
 
 import hashlib

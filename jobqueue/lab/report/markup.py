@@ -96,7 +96,7 @@ def _class(side: str) -> str:
 
 
 def _linked(text: str, known: set[int]) -> str:
-    """"Figure 3" leads there, wherever it is named."""
+    """ "Figure 3" leads there, wherever it is named."""
     return re.sub(r"\bFigure (\d+)\b", lambda m: f'<a href="#figure-{m[1]}">{m[0]}</a>' if int(m[1]) in known else m[0],
                   text)  # fmt: skip
 

@@ -77,8 +77,9 @@ class Pack:
         return " · ".join(f'<a href="{html.escape(place)}" target="_blank">{name}</a>' for name, place in places)
 
 
-def read(name: str, title: str, *, directory: Path | None = None, revision: str | None = None,
-         progress: bool = True) -> Review:
+def read(
+    name: str, title: str, *, directory: Path | None = None, revision: str | None = None, progress: bool = True
+) -> Review:
     """The review of a stored set; InvalidInput where the set is not whole. directory: of all sets (`runs.home`)."""
     found = runs.load_set(runs.folder(name, directory))
     missing = [step.name for step in STEPS if step.name not in found]

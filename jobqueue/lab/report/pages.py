@@ -1,4 +1,4 @@
-"""Blocks as pages of a PDF, drawn by matplotlib alone: A4 across; text and tables first, then the figures, one a page."""
+"""Blocks as pages of a PDF, drawn by matplotlib alone: A4 across, first text and tables, then a figure a page."""
 
 import io
 import math
@@ -161,7 +161,7 @@ class _Grid:
     def _fitted(self, block: Table) -> list[float]:
         """Each as wide as its widest text, scaled to the page where they are too wide together."""
         wide = [
-            max([labels.width(str(name), SMALL, "bold"), *(labels.width(cell(value), SMALL) for value in block.frame[name])])
+            max([labels.width(str(name), SMALL, "bold"), *(labels.width(cell(x), SMALL) for x in block.frame[name])])
             + 2 * CELL + 2
             for name in block.frame.columns
         ]  # fmt: skip

@@ -15,7 +15,8 @@ def arrivals(buckets, *, workers, jobs, peak_per_second, **about):
     buckets = frames.columns(buckets, "arrivals", "time_seconds", "arrivals_per_second", "busy")
     finding = (
         f"{style.count(jobs, 'job')}, {amount(peak_per_second)} a second in the busiest minute; "
-        f"{amount(buckets['busy'].mean())} at work on average and {amount(buckets['busy'].max())} at most if none waited, "
+        f"{amount(buckets['busy'].mean())} at work on average and {amount(buckets['busy'].max())} at "
+        "most if none waited, "
         f"for {style.count(workers, 'worker')}"
     )
     figure, axes = style.sheet(finding, [1.7, 1.9], about)
@@ -98,7 +99,8 @@ def pickup(polls, *, chosen, limit_seconds, **about):
     style.log(axes[0].yaxis, "from due to begun", style.duration)
     style.end_labels(axes[0], [(x.max() / 2, "mean = poll ÷ 2", style.BLUE),
                                (polls["p95_seconds"].iloc[-1], "p95", style.GREEN),
-                               (limit_seconds, f"target {style.duration(limit_seconds)}", style.VERMILLION)])  # fmt: skip
+                               (limit_seconds, f"target {style.duration(limit_seconds)}",
+                                style.VERMILLION)])  # fmt: skip
     axes[1].plot(x, polls["looks_per_second"], color=style.BLACK, marker="D", ms=4, lw=1.2)
     style.log(axes[1].yaxis, "looks per second", lambda value: f"{value:g}")
     for ax in axes:
@@ -156,8 +158,8 @@ def needed_rate(rates, **about):
         colour = style.BLUE if row.kind == "needed" else style.BLACK
         ax.barh(place, row.per_second - low, left=low, height=0.6, facecolor=style.tint(colour), edgecolor=colour,
                 hatch=None if row.kind == "needed" else "///", lw=0.9)  # fmt: skip
-        ax.annotate(f"{amount(row.per_second)}", (row.per_second, place), (5, 0), textcoords="offset points", va="center",
-                    size=style.SMALL)  # fmt: skip
+        ax.annotate(amount(row.per_second), (row.per_second, place), (5, 0), textcoords="offset points",
+                    va="center", size=style.SMALL)  # fmt: skip
     ax.set_yticks(range(len(rates)), [labels.cut(text, style.SMALL, 195) for text in rates["what"]])
     ax.set(ylim=(len(rates) - 0.5, -0.5), xlim=(low, rates["per_second"].max() * 4))
     ax.grid(False, axis="y")

@@ -13,7 +13,19 @@ import pytest
 from jobqueue import sql
 from jobqueue.__main__ import COMMANDS
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import aftermath, campaign, cli, destination, faults, handlers, laboratory, matrix, replay, workload
+from jobqueue.lab import (
+    aftermath,
+    campaign,
+    cli,
+    destination,
+    faults,
+    handlers,
+    laboratory,
+    matrix,
+    replay,
+    sim,
+    workload,
+)
 
 DEBIAN = "/usr/lib/postgresql/15"
 
@@ -198,6 +210,14 @@ def test_a_plan_of_ten_minutes_has_the_faults_that_a_campaign_promises():
     assert {fault.kind for fault in plan} >= {"slow", "skew", "poison", "burst", "cut"} and len(away) == 4
     enough = (kinds.count("kill") >= 150, kinds.count("pause") >= 60, kinds.count("crash") + kinds.count("outage") >= 15)
     assert enough == (True, True, True), {kind: kinds.count(kind) for kind in set(kinds)}
+
+
+def test_the_same_plan_is_played_by_simulated_workers(server):
+    plan = campaign.plan(1, 7, 4)
+    load = workload.poisson(rate=5, service=workload.exponential(0.05), n=200)
+    run = sim.run(load, workers=4, lease_seconds=2, faults=plan, seed=1, progress=False, dsn=server.dsn)
+    assert run.jobs["status"].value_counts().to_dict() == {"done": 300, "dead": 1}
+    assert set(run.events["kind"]) >= {fault.kind for fault in plan}
 
 
 def test_another_seed_is_another_plan():

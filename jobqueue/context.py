@@ -3,10 +3,10 @@
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
@@ -15,8 +15,14 @@ from .backoff import Backoff
 from .errors import InfrastructureError, InvalidInput, JobQueueError, LeaseLost
 from .loop import Pause
 from .outcome import Outcome
-from .queue import Queue, translated
+from .publication import Source
+from .queue import Queue
 from .sql import SQL
+from .transactions import translated
+
+if TYPE_CHECKING:
+    from .shift import Held
+    from .slot import Slot
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class Handler:
     timeout_seconds: float | None = None
     backoff: Backoff | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not callable(self.fn):
             raise InvalidInput(f"a handler must be callable, not {self.fn!r}")
         if inspect.isgeneratorfunction(self.fn) or inspect.isasyncgenfunction(self.fn):
@@ -42,6 +48,8 @@ class Handler:
         if self.timeout_seconds is not None:
             limits.seconds(self.timeout_seconds, "timeout_seconds", 0.001, 10 * 366 * 86_400)
 
+
+Handlers = Mapping[str, Handler | Callable[..., Any]]  # by type
 
 # SQLSTATEs of a database that is away, full or read-only; other trouble may be of the handler's own making.
 _AWAY = ("08", "53", "57P0", "25006", "25P03")
@@ -56,7 +64,7 @@ class Context:
     raise InfrastructureError, since after an outage the transaction is lost.
     """
 
-    def __init__(self, held, slot):
+    def __init__(self, held: "Held", slot: "Slot") -> None:
         self._held, self._slot = held, slot
 
     @property
@@ -69,7 +77,7 @@ class Context:
         return self._held.cancelled
 
     @property
-    def connection(self) -> psycopg.Connection:
+    def connection(self) -> psycopg.Connection[Any]:
         self._still_mine()
         with self._noticing_outages():
             return self._slot.transaction(self._held.handler.timeout_seconds)
@@ -85,7 +93,7 @@ class Context:
 
         return self._beside(renew)
 
-    def publish(self, path_or_bytes, name: str, *, allow_empty: bool = False) -> Outcome:
+    def publish(self, path_or_bytes: Source, name: str, *, allow_empty: bool = False) -> Outcome:
         """Writes the candidate and makes it the job's result, while the lease is in force; once an execution."""
         if self._slot.artifacts is None:
             raise JobQueueError("this worker has no folder for candidates: give it artifacts=DIR")
@@ -132,7 +140,7 @@ class Context:
         return outcome
 
     @contextmanager
-    def _noticing_outages(self):
+    def _noticing_outages(self) -> Iterator[None]:
         try:
             yield
         except InfrastructureError as error:

@@ -4,11 +4,15 @@ import queue as queues
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .loop import Bell, Incidents, log
 from .model import Lease
 from .outcome import Outcome
+
+if TYPE_CHECKING:
+    from .context import Handler
+    from .slot import Slot
 
 _CONFIRMED = (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
 _ONE_EVENT = threading.Lock()  # for all leases: it is wanted seldom
@@ -33,25 +37,15 @@ class Held:
     """One lease in this process, from its claim until the database has confirmed its end."""
 
     __slots__ = (
-        "lease",
-        "handler",
-        "sent",
-        "started",
-        "slot",
-        "is_lost",
-        "gone",
-        "cancelled",
-        "outage",
-        "abandoned",
-        "ended",
-        "_event",
-    )
+        "lease", "handler", "sent", "started", "slot",
+        "is_lost", "gone", "cancelled", "outage", "abandoned", "ended", "_event",
+    )  # fmt: skip
 
-    def __init__(self, lease: Lease, handler, sent: float):
+    def __init__(self, lease: Lease, handler: "Handler", sent: float) -> None:
         self.lease, self.handler = lease, handler
         self.sent = sent  # monotonic, when the last claim or renewal was SENT: the lease can't end before it
         self.started: float | None = None
-        self.slot: Any = None
+        self.slot: Slot | None = None
         self.is_lost = False  # the handler should stop
         self.gone = False  # the database has said so: no renewal makes sense any more
         self.cancelled = False
@@ -82,11 +76,11 @@ class Shift:
     Each run has one of its own, so that a handler that never returned has no part in the next.
     """
 
-    def __init__(self, bell: Bell, incidents: Incidents):
+    def __init__(self, bell: Bell, incidents: Incidents) -> None:
         self.bell, self.incidents = bell, incidents
-        self.waiting: queues.SimpleQueue = queues.SimpleQueue()  # of Held; None ends a slot
+        self.waiting: queues.SimpleQueue[Held | None] = queues.SimpleQueue()  # None ends a slot
         self.finished: deque[Held] = deque()
-        self.endings: queues.SimpleQueue = queues.SimpleQueue()  # of (Held, End); None ends the thread
+        self.endings: queues.SimpleQueue[tuple[Held, End] | None] = queues.SimpleQueue()  # None ends the thread
         self.closed = threading.Event()
         self.held: dict[tuple[int, int], Held] = {}
         self.occupied = 0  # claimed and not ended: in a slot or waiting for one
@@ -114,6 +108,7 @@ class Shift:
                 held = self.waiting.get_nowait()
             except queues.Empty:
                 return
+            assert held is not None  # slots are ended only when nothing is given back any more
             self.end(held, End("release", reason, counted=False))
 
     def end(self, held: Held, end: End, *, abandon: bool = False) -> bool:

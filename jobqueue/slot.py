@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +19,10 @@ from .context import Context
 from .errors import InfrastructureError, LeaseLost, PermanentError, Retry, translate
 from .loop import LOCK_SECONDS, Session, Unreadable
 from .outcome import Outcome
-from .queue import Queue, translated
+from .publication import Folder
+from .queue import Queue
 from .shift import COMPLETE, End, Held, Shift
+from .transactions import translated
 
 MOST_RELEASES = 20  # in a row, asked for by handlers; the next one is a failed attempt
 _OURS = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (limits, asyncio))
@@ -29,14 +31,16 @@ _OURS = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (limi
 class Slot:
     """A thread's room for one handler at a time. `connect(idle_seconds=…)` makes its sessions."""
 
-    def __init__(self, connect: Callable[..., Session], artifacts=None, rng: random.Random | None = None):
+    def __init__(
+        self, connect: Callable[..., Session], artifacts: Folder | None = None, rng: random.Random | None = None
+    ) -> None:
         self.aside = connect(lock_seconds=LOCK_SECONDS)  # for what must not be part of the handler's transaction
         self.artifacts = artifacts
         self.threads: list[threading.Thread] = []  # the one that works here
         self.abandoned = False  # its handler did not return in time: whatever it does later is ignored
         self._connect, self._rng = connect, rng or random.Random()
         self._session: Session | None = None
-        self._conn: psycopg.Connection | None = None  # while it is in the handler's transaction
+        self._conn: psycopg.Connection[Any] | None = None  # while it is in the handler's transaction
         self._block: Any = None  # psycopg's, of that transaction
         self._runner: asyncio.Runner | None = None
 
@@ -68,7 +72,7 @@ class Slot:
             self._roll_back()
             return end
 
-    def transaction(self, idle_seconds: float | None) -> psycopg.Connection:
+    def transaction(self, idle_seconds: float | None) -> psycopg.Connection[Any]:
         """The handler's connection, in its transaction: begun at first use, ended by the slot alone."""
         if self._conn is None:
             self._conn, self._block = self._begin(idle_seconds)
@@ -90,7 +94,7 @@ class Slot:
 
     # ------------------------------------------------------------ the handler's transaction
 
-    def _begin(self, idle_seconds: float | None):
+    def _begin(self, idle_seconds: float | None) -> tuple[psycopg.Connection[Any], Any]:
         """A block of psycopg's: the handler's own commit or rollback is refused, its `transaction()` is a savepoint."""
         if self._session is not None and self._session.idle_seconds != idle_seconds:
             self._session.drop()
@@ -153,16 +157,16 @@ class Slot:
         if isinstance(error, InfrastructureError):
             return True
         ours = self._conn is not None and self._conn.info.transaction_status == TransactionStatus.INERROR
-        return (
-            ours and isinstance(error, psycopg.Error) and isinstance(translate(error, self._conn), InfrastructureError)
-        )
+        if not ours or not isinstance(error, psycopg.Error):
+            return False
+        return isinstance(translate(error, self._conn), InfrastructureError)
 
     def _backoff(self, held: Held) -> float:
         return (held.handler.backoff or Backoff()).delay(held.lease.releases + 1, self._rng)
 
     # ------------------------------------------------------------ async def
 
-    def _await(self, coroutine) -> None:
+    def _await(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._runner = self._runner or asyncio.Runner()
         try:
             self._runner.run(coroutine)

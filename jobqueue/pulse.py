@@ -7,9 +7,10 @@ from . import limits
 from .errors import InfrastructureError
 from .loop import Pause, Session, log
 from .outcome import Outcome
-from .queue import Queue, translated
+from .queue import Queue
 from .shift import Held, Shift
 from .sql import SQL
+from .transactions import translated
 
 # A lease survives an outage of half its time: 0.2 + 0.1 of it may have passed before, and 0.1 until a reconnection.
 RENEW_AT = 0.2  # of the lease
@@ -20,7 +21,7 @@ MOST_SECONDS = 0.5  # between two looks
 class Pulse:
     """Renews each lease from a fifth of its time on, through any outage."""
 
-    def __init__(self, shift: Shift, session: Session, shortest_lease_seconds: float, *, listens: bool):
+    def __init__(self, shift: Shift, session: Session, shortest_lease_seconds: float, *, listens: bool) -> None:
         self.session = session
         self._shift, self._listens = shift, listens
         self._soon = shortest_lease_seconds * LOOK_AT

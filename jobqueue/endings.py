@@ -1,8 +1,10 @@
 """A worker's endings: a thread and a connection for what is no completion, so that a row that is held delays none."""
 
+from typing import Any
+
 from .backoff import Backoff
 from .errors import InfrastructureError, InvalidInput, JobQueueError
-from .loop import Pause, Session, alert, log
+from .loop import OnDead, Pause, Session, alert, log
 from .outcome import Outcome
 from .queue import Queue
 from .shift import End, Held, Shift
@@ -11,7 +13,7 @@ from .shift import End, Held, Shift
 class Endings:
     """Tells the database of failures and releases, one after the other, until it has answered."""
 
-    def __init__(self, shift: Shift, session: Session, on_dead=None):
+    def __init__(self, shift: Shift, session: Session, on_dead: OnDead | None = None) -> None:
         self.session = session
         self._shift, self._on_dead = shift, on_dead
 
@@ -30,12 +32,8 @@ class Endings:
                 if self._shift.closed.wait(pause.seconds()):
                     break
             except JobQueueError as error:
-                log.error(
-                    "job %s: its %s can't be told, its lease will end by itself: %s",
-                    item[0].lease.id,
-                    item[1].verb,
-                    error,
-                )
+                id, verb = item[0].lease.id, item[1].verb
+                log.error("job %s: its %s can't be told, its lease will end by itself: %s", id, verb, error)
                 self._shift.drop([item[0]])
                 self._shift.bell.ring()
         self.session.drop()
@@ -43,7 +41,7 @@ class Endings:
     def _tell(self, queue: Queue, held: Held, end: End) -> None:
         if held.abandoned and held.slot is not None:
             held.slot.cancel()  # its open transaction may keep the row
-        status = None
+        status: str | None = None
         if end.verb == "release":
             outcome = queue.release(held.lease, end.error, delay_seconds=end.delay_seconds or 0, counted=end.counted)
             if outcome is Outcome.CONFLICT:  # a commit that could not be confirmed had landed: the job is done
@@ -55,14 +53,13 @@ class Endings:
         if status in ("dead", "failed"):
             alert(queue, held.lease.id, self._on_dead)
 
-    def _fail(self, queue: Queue, held: Held, end: End):
+    def _fail(self, queue: Queue, held: Held, end: End) -> tuple[Outcome, str | None]:
         backoff = held.handler.backoff or Backoff()
         try:
-            options = {"delay_seconds": end.delay_seconds, "permanent": end.permanent, "backoff": backoff}
-            return queue.fail_and_tell(held.lease, end.error, **options)
-        except (
-            InvalidInput
-        ) as refused:  # Retry(after_seconds=-1), a text the database can't hold: no reason to lose the failure
+            options: dict[str, Any] = {"permanent": end.permanent, "backoff": backoff}
+            return queue.fail_and_tell(held.lease, end.error, delay_seconds=end.delay_seconds, **options)
+        except InvalidInput as refused:
+            # Retry(after_seconds=-1), a text the database can't hold: no reason to lose the failure.
             text = f"{end.error}\n(the report of this failure was refused: {refused})"
             plain = text.encode("ascii", "backslashreplace").decode()
             return queue.fail_and_tell(held.lease, plain, permanent=end.permanent, backoff=backoff)

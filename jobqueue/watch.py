@@ -15,7 +15,7 @@ class Watch:
 
     def __init__(
         self, shift: Shift, shortest_lease_seconds: float, *, given_up: Callable[[], None], also: Callable[[], None]
-    ):
+    ) -> None:
         self._shift, self._given_up, self._also = shift, given_up, also
         self._period = min(0.1, max(0.005, shortest_lease_seconds / 10))
 

@@ -3,15 +3,20 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from . import limits
 from .errors import InfrastructureError, JobQueueError
 from .loop import Pause, Session, log
-from .model import Claim, Empty
+from .model import Claim, Empty, Place
 from .outcome import Outcome
-from .queue import Queue, translated
+from .queue import Queue
 from .shift import Held, Shift
 from .sql import SQL
+from .transactions import translated
+
+if TYPE_CHECKING:
+    from .worker import Worker
 
 AHEAD_SECONDS = 0.05  # prefetch no more than the slots are expected to begin within this time
 GIVE_BACK_SECONDS = 1.0  # a prefetched job that has waited so long is released for other workers
@@ -27,7 +32,7 @@ RECOVERIES = 3  # a second apart: at the first look the commit of a lost claim m
 class Rounds:
     """For the thread that called `run`: `step` does one bounded step and returns how long nothing else is due."""
 
-    def __init__(self, worker, shift: Shift, session: Session):
+    def __init__(self, worker: "Worker", shift: Shift, session: Session) -> None:
         self.session = session
         self._worker, self._shift = worker, shift
         self._leases = {type: float(handler.lease_seconds) for type, handler in worker.handlers.items()}
@@ -35,8 +40,9 @@ class Rounds:
         self._recoveries = 0  # looks left for a claim whose reply was lost
         self._pause = Pause()
         self._idle = False
-        self._brought: tuple | None = None  # (finished, outcomes, claim, when it was sent), not taken in yet
-        self._after: tuple | None = None  # (run_at, id) where the last claim ended
+        # What finished, how it was answered, a claim, and when all of it was sent; not taken in yet.
+        self._brought: tuple[list[Held], list[Outcome], Claim, float] | None = None
+        self._after: Place | None = None  # where the last claim ended
         self._from_the_start_at = 0.0  # when a claim must begin at the oldest due job again
         self._retry_at = self._recover_at = self._claim_at = self._claimed_at = self._listening_until = 0.0
         self._locked_in_a_row = self._nudges = 0
@@ -115,7 +121,7 @@ class Rounds:
         try:
             queue, sent = self.session.queue, time.monotonic()
             leases, after = [held.lease for held in finished], self._after if sent < self._from_the_start_at else None
-            options = {"leases": self._leases, "slots": slots, "ahead": ahead, "after": after}
+            options: dict[str, Any] = {"leases": self._leases, "slots": slots, "ahead": ahead, "after": after}
             if self._brought:
                 options["meanwhile"] = self.digest
             self._brought = finished, *queue.exchange(leases, self._worker.owner, **options), sent
@@ -134,7 +140,7 @@ class Rounds:
                 self._claimed(queue, len(claim))
         return len(claim)
 
-    def _mark(self, claim: Claim, is_short: bool, after: tuple | None, sent: float) -> None:
+    def _mark(self, claim: Claim, is_short: bool, after: Place | None, sent: float) -> None:
         """Where the next claim begins: after this one, or after a short one at the oldest due job, which tells all."""
         self._after = None if is_short else claim.last
         if after is None:
@@ -262,7 +268,7 @@ class Rounds:
             return
         self.digest()  # or they would be taken for unheld
         queue, held = self.session.queue, [held.lease for held in self._shift.all()]
-        asked = {"owner": self._worker.owner, "ids": [lease.id for lease in held]}
+        asked: dict[str, Any] = {"owner": self._worker.owner, "ids": [lease.id for lease in held]}
         asked["epochs"] = [lease.epoch for lease in held]
         with translated(queue.conn):
             count = queue.conn.execute(SQL.release_unheld, asked).rowcount

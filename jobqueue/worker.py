@@ -15,13 +15,16 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from . import limits
-from .context import Handler
+from .context import Handler, Handlers
 from .endings import Endings
 from .errors import InvalidInput, JobQueueError
-from .loop import CONNECT_SECONDS, LOCK_SECONDS, Bell, Incidents, Session, log
+from .loop import CONNECT_SECONDS, LOCK_SECONDS, Bell, Incidents, OnDead, Session, log
+from .publication import Folder
 from .pulse import Pulse
 from .rounds import Rounds
 from .shift import End, Shift
@@ -47,19 +50,19 @@ class Worker:
     def __init__(
         self,
         dsn: str,
-        handlers: dict,
+        handlers: Handlers,
         *,
         owner: str | None = None,
         concurrency: int = 4,
         prefetch: int = 500,
         poll_seconds: float = 1,
         grace_seconds: float = 10,
-        artifacts=None,
-        on_dead=None,
+        artifacts: Folder | None = None,
+        on_dead: OnDead | None = None,
         prepare_threshold: int | None = 5,
         fresh_owner: bool | None = None,
         rng: random.Random | None = None,
-    ):
+    ) -> None:
         self.owner = limits.owner(_unique_owner() if owner is None else owner)
         self.handlers = _checked_handlers(handlers)
         self.concurrency = limits.integer(concurrency, "concurrency", 1, 500)
@@ -105,7 +108,7 @@ class Worker:
         return self._stopping.is_set()
 
     @contextmanager
-    def _run(self):
+    def _run(self) -> Iterator["_Run"]:
         if os.getpid() != self._pid:
             raise JobQueueError(
                 "this worker was made before a fork: make one in each process, its owner must be unique"
@@ -128,7 +131,7 @@ class Worker:
 class _Run:
     """The threads and connections of a worker, for as long as the block lasts; it leaves none behind."""
 
-    def __init__(self, worker: Worker):
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.shift = Shift(worker._bell, Incidents())
         self.rounds = Rounds(worker, self.shift, self._session(lock_seconds=LOCK_SECONDS))
@@ -160,17 +163,17 @@ class _Run:
         if not failing and self.shift.failure is not None:
             raise self.shift.failure
 
-    def _session(self, **options) -> Session:
+    def _session(self, **options: Any) -> Session:
         worker = self._worker
         return Session(worker.dsn, worker.owner, prepare_threshold=worker.prepare_threshold, **options)
 
-    def _spawn(self, threads: list[threading.Thread], name: str, run, *arguments) -> None:
+    def _spawn(self, threads: list[threading.Thread], name: str, run: Callable[..., None], *arguments: object) -> None:
         # Daemons: a handler that never returns must not keep the process alive.
         thread = threading.Thread(target=self._guarded, args=(run, *arguments), name=f"jobqueue-{name}", daemon=True)
         threads.append(thread)
         thread.start()
 
-    def _guarded(self, run, *arguments) -> None:
+    def _guarded(self, run: Callable[..., None], *arguments: object) -> None:
         """Nobody would see a thread die: its error ends the run, and leaves from there."""
         try:
             run(*arguments)
@@ -241,7 +244,7 @@ def _unique_owner() -> str:
     return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
-def _checked_handlers(handlers: dict) -> dict[str, Handler]:
+def _checked_handlers(handlers: Handlers) -> dict[str, Handler]:
     if not isinstance(handlers, dict) or not handlers:
         raise InvalidInput("handlers must map at least one type to a callable or a Handler")
     return {

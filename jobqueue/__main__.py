@@ -9,19 +9,25 @@ import os
 import signal
 import sys
 import zoneinfo
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from types import FrameType
 from typing import Any
 
+import psycopg
+
 from . import limits, metrics, publication
+from .context import Handlers
 from .errors import InvalidInput, JobQueueError
 from .installation import fence
 from .janitor import Janitor
-from .loop import connect
-from .queue import Queue, translated
+from .loop import Loop, connect
+from .queue import Queue
 from .reaper import Reaper
 from .scheduler import Scheduler
-from .schedules import MISFIRES, OVERLAPS, Schedules
+from .schedules import MISFIRES, OVERLAPS, Schedule, Schedules
 from .sql import SQL
+from .transactions import translated, value
 from .worker import STUCK, Worker
 
 
@@ -34,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     return _guarded(options.command, options.verbose, lambda: options.run(options))
 
 
-def _guarded(command: str, verbose: bool, act) -> int:
+def _guarded(command: str, verbose: bool, act: Callable[[], int | None]) -> int:
     try:
         return act() or 0
     except JobQueueError as error:
@@ -74,13 +80,13 @@ def _parser() -> argparse.ArgumentParser:
 # ---------------------------------------------------------------- commands
 
 
-def _install(options) -> None:
+def _install(options: argparse.Namespace) -> None:
     with _queue(options) as queue:
         queue.install(roles=options.roles)
     print("installed")
 
 
-def _worker(options) -> int:
+def _worker(options: argparse.Namespace) -> int:
     with _dsn(options) as dsn:
         given = _given(options, "owner", "concurrency", "grace_seconds", "poll_seconds", "prefetch", "artifacts")
         given |= {"prepare_threshold": None} if options.pooled else {}
@@ -90,30 +96,30 @@ def _worker(options) -> int:
         return STUCK if worker.stuck else 0
 
 
-def _reaper(options) -> None:
+def _reaper(options: argparse.Namespace) -> None:
     with _dsn(options) as dsn:
         _run(Reaper(dsn, **_given(options, "poll_seconds", "limit", "outage_grace_seconds")))
 
 
-def _janitor(options) -> None:
+def _janitor(options: argparse.Namespace) -> None:
     given = _given(options, "archive_after_seconds", "key_ttl_seconds", "archive_ttl_seconds", "artifacts")
     given |= _given(options, "orphan_grace_seconds", "poll_seconds", "limit")
     with _dsn(options) as dsn:
         _run(Janitor(dsn, statuses=options.statuses.split(","), **given))
 
 
-def _scheduler(options) -> None:
+def _scheduler(options: argparse.Namespace) -> None:
     with _dsn(options) as dsn:
         _run(Scheduler(dsn, **_given(options, "poll_seconds", "limit")))
 
 
-def _schedule(options) -> None:
+def _schedule(options: argparse.Namespace) -> None:
     if options.action == "preview" and options.after:
         _preview(options, _moment(options.after))
         return
     with _connection(options) as conn, translated(conn):
         if options.action == "preview":
-            _preview(options, conn.execute(SQL.database_now).fetchone()[0])
+            _preview(options, value(conn, SQL.database_now))
         elif options.action == "put":
             given = _given(options, *SCHEDULE_SETTINGS)
             Schedules(conn).put(options.id, options.type, options.cron, payload=_json(options.payload), **given)
@@ -123,25 +129,25 @@ def _schedule(options) -> None:
             getattr(Schedules(conn), options.action)(options.id)
 
 
-def _preview(options, after) -> None:
+def _preview(options: argparse.Namespace, after: datetime) -> None:
     zone = options.timezone
     for slot in Schedules.preview(options.cron, timezone=zone, after=after, limit=options.limit, id=options.id):
         print(f"{slot:%Y-%m-%d %H:%M:%S}Z\t{slot.astimezone(zoneinfo.ZoneInfo(zone)):%a %Y-%m-%d %H:%M:%S %z} {zone}")
 
 
-def _schedule_line(one) -> str:
+def _schedule_line(one: Schedule) -> str:
     state = "paused" if one.paused else one.problem or f"next {one.next_run_at:%Y-%m-%d %H:%M:%S}Z"
     return f"{one.id}\t{one.job_type}\t{one.cron}\t{one.timezone}\t{state}\tmissed {one.missed_slots}"
 
 
-def _enqueue(options) -> None:
+def _enqueue(options: argparse.Namespace) -> None:
     payload = _json(options.payload)
     with _queue(options) as queue:
         added = queue.enqueue(options.type, payload, **_given(options, "key", "delay_seconds", "max_attempts"))
     print(json.dumps(added._asdict()))
 
 
-def _stats(options) -> int:
+def _stats(options: argparse.Namespace) -> int:
     with _connection(options) as conn:
         if options.openmetrics:
             print(metrics.openmetrics(conn), end="")
@@ -170,7 +176,7 @@ def _told(found: metrics.Snapshot) -> list[str]:
     return lines
 
 
-def _explain(options) -> None:
+def _explain(options: argparse.Namespace) -> None:
     with _queue(options) as queue:
         print(queue.explain(options.id))
         if options.artifacts:
@@ -179,20 +185,20 @@ def _explain(options) -> None:
             print(f"Result in {options.artifacts}: {found.state}; {found.reason}.{where}")
 
 
-def _dead(options) -> None:
+def _dead(options: argparse.Namespace) -> None:
     with _queue(options) as queue:
         for job in queue.dead_letters(type=options.type, limit=options.limit):
             reason = limits.brief(job.last_error or "")
             print(f"{job.id}\t{job.type}\t{job.status}\t{job.finished_at:%Y-%m-%d %H:%M:%S}\t{reason}")
 
 
-def _redrive(options) -> None:
+def _redrive(options: argparse.Namespace) -> None:
     with _queue(options) as queue:
         ids = queue.redrive(options.ids or None, type=options.type, cancelled=options.cancelled)
     print(f"redriven: {len(ids)}{' (' + ', '.join(map(str, ids[:20])) + ')' if ids else ''}")
 
 
-def _cancel(options) -> None:
+def _cancel(options: argparse.Namespace) -> None:
     if (options.id is None) == (options.type is None):
         raise InvalidInput("give the id of one job, or --type for all of a type")
     with _queue(options) as queue:
@@ -202,19 +208,19 @@ def _cancel(options) -> None:
             print(f"cancelled: {queue.cancel_type(options.type)}")
 
 
-def _pause(options) -> None:
+def _pause(options: argparse.Namespace) -> None:
     with _queue(options) as queue:
         queue.pause_type(options.type)
     print(f"paused: jobs of type {options.type!r} are not claimed until resumed; running ones go on")
 
 
-def _resume(options) -> None:
+def _resume(options: argparse.Namespace) -> None:
     with _queue(options) as queue:
         queue.resume_type(options.type)
     print(f"resumed: jobs of type {options.type!r} are claimed again")
 
 
-def _fence(options) -> None:
+def _fence(options: argparse.Namespace) -> None:
     with _connection(options) as conn, translated(conn):
         done = fence(conn, options.raise_by)
     raised = f"raised {done.jobs} live epochs by {options.raise_by}, took {done.leases} leases away"
@@ -224,11 +230,11 @@ def _fence(options) -> None:
 # ---------------------------------------------------------------- their arguments
 
 
-def _install_arguments(command) -> None:
+def _install_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--roles", action="store_true", help="jobqueue_producer, jobqueue_worker, jobqueue_observer")
 
 
-def _worker_arguments(command) -> None:
+def _worker_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--handlers", required=True, metavar="module:NAME", help="a dict: type to callable or Handler")
     command.add_argument("--owner", help="the name in locked_by (default: unique to each start)")
     command.add_argument("--fresh-owner", action="store_true", help="--owner is unique to this start")
@@ -240,18 +246,18 @@ def _worker_arguments(command) -> None:
     command.add_argument("--pooled", action="store_true", help="behind a transaction pooler such as pgbouncer")
 
 
-def _reaper_arguments(command) -> None:
+def _reaper_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--poll-seconds", type=float, default=1)
     command.add_argument("--limit", type=int, default=100)
     command.add_argument("--outage-grace-seconds", type=float, default=30)
 
 
-def _scheduler_arguments(command) -> None:
+def _scheduler_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--poll-seconds", type=float, default=1)
     command.add_argument("--limit", type=int, default=100, help="schedules a tick")
 
 
-def _schedule_arguments(command) -> None:
+def _schedule_arguments(command: argparse.ArgumentParser) -> None:
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
     put = actions.add_parser("put", help="create or change one")
     for name in ("id", "type", "cron"):
@@ -272,7 +278,7 @@ def _schedule_arguments(command) -> None:
         action.add_argument("--dsn", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # accepted here, too
 
 
-def _janitor_arguments(command) -> None:
+def _janitor_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--archive-after-seconds", type=float, default=86_400, help="statuses below (default: a day)")
     command.add_argument("--statuses", default="done", help="of done,cancelled,failed,dead (default: done)")
     command.add_argument("--key-ttl-seconds", type=float, default=2_592_000, help="after its job (default: 30 days)")
@@ -283,7 +289,7 @@ def _janitor_arguments(command) -> None:
     command.add_argument("--limit", type=int, default=1_000, help="rows a batch")
 
 
-def _enqueue_arguments(command) -> None:
+def _enqueue_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("type")
     command.add_argument("payload", nargs="?", default="null", help="JSON")
     command.add_argument("--key")
@@ -291,7 +297,7 @@ def _enqueue_arguments(command) -> None:
     command.add_argument("--max-attempts", type=int, default=5)
 
 
-def _stats_arguments(command) -> None:
+def _stats_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--openmetrics", action="store_true", help="as OpenMetrics text, for Prometheus")
     command.add_argument("--check", action="store_true", help="exit 1 and say which threshold is passed")
     command.add_argument("--max-dead", type=int, default=0, help="dead letters (default: 0)")
@@ -299,37 +305,38 @@ def _stats_arguments(command) -> None:
     command.add_argument("--max-missed", type=int, default=0, help="slots, since their schedules began (default: 0)")
 
 
-def _explain_arguments(command) -> None:
+def _explain_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("id", type=int)
     command.add_argument("--artifacts", metavar="DIR", help="also compare the published file's bytes with its digest")
 
 
-def _cancel_arguments(command) -> None:
+def _cancel_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("id", type=int, nargs="?")
     command.add_argument("--type", help="every ready and running job of this type")
 
 
-def _type_arguments(command) -> None:
+def _type_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("type")
 
 
-def _fence_arguments(command) -> None:
+def _fence_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--raise", type=int, required=True, dest="raise_by", metavar="N",
                          help="more than the claims of one job that the fail-over may have lost")  # fmt: skip
 
 
-def _dead_arguments(command) -> None:
+def _dead_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--type")
     command.add_argument("--limit", type=int, default=100)
 
 
-def _redrive_arguments(command) -> None:
+def _redrive_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("ids", type=int, nargs="*", metavar="ID")
     command.add_argument("--type")
     command.add_argument("--cancelled", action="store_true", help="cancelled jobs, too")
 
 
-SCHEDULE_SETTINGS = {  # of `schedule put`: the default, and what is allowed where that is a short list
+# Of `schedule put`: the default, and what is allowed where that is a short list.
+SCHEDULE_SETTINGS: dict[str, tuple[str | float, tuple[str, ...] | None]] = {
     "timezone": ("UTC", None),
     "spread_seconds": (0.0, None),
     "misfire": ("last", MISFIRES),
@@ -338,7 +345,8 @@ SCHEDULE_SETTINGS = {  # of `schedule put`: the default, and what is allowed whe
     "overlap": ("allow", OVERLAPS),
     "max_attempts": (5, None),
 }
-COMMANDS = {
+Command = tuple[Callable[[argparse.Namespace], int | None], str, Callable[[argparse.ArgumentParser], None]]
+COMMANDS: dict[str, Command] = {
     "install": (_install, "Create or upgrade the schema.", _install_arguments),
     "worker": (_worker, "Run jobs until SIGTERM.", _worker_arguments),
     "reaper": (_reaper, "Take ended leases away until SIGTERM.", _reaper_arguments),
@@ -360,12 +368,12 @@ COMMANDS = {
 # ---------------------------------------------------------------- shared by commands
 
 
-def _given(options, *names: str) -> dict[str, Any]:
+def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
 @contextlib.contextmanager
-def _dsn(options):
+def _dsn(options: argparse.Namespace) -> Iterator[str]:
     dsn = options.dsn or os.environ.get("JOBQUEUE_DSN")
     if dsn:
         yield dsn
@@ -380,21 +388,21 @@ def _dsn(options):
 
 
 @contextlib.contextmanager
-def _connection(options):
+def _connection(options: argparse.Namespace) -> Iterator[psycopg.Connection[Any]]:
     with _dsn(options) as dsn, connect(dsn, f"jobqueue {options.command}") as conn:
         yield conn
 
 
 @contextlib.contextmanager
-def _queue(options):
+def _queue(options: argparse.Namespace) -> Iterator[Queue]:
     with _connection(options) as conn:
         yield Queue(conn)
 
 
-def _run(loop) -> None:
+def _run(loop: Loop | Worker) -> None:
     """SIGTERM and SIGINT only set a flag; a second one ends the process as usual."""
 
-    def stop(number, frame):
+    def stop(number: int, frame: FrameType | None) -> None:
         loop.stop()
         signal.signal(number, signal.SIG_DFL)
 
@@ -403,13 +411,14 @@ def _run(loop) -> None:
     loop.run()
 
 
-def _handlers(name: str) -> dict:
+def _handlers(name: str) -> Handlers:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise InvalidInput(f"--handlers must look like module:NAME, not {name!r}")
     sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found: Handlers = getattr(importlib.import_module(module), attribute)
+        return found
     except ModuleNotFoundError as error:
         raise InvalidInput(f"--handlers {name}: {error}") from error
     except AttributeError as error:
@@ -423,7 +432,7 @@ def _moment(text: str) -> datetime:
         raise InvalidInput(f"--after must be ISO 8601 with an offset, as 2026-03-29T00:00Z, not {text!r}") from None
 
 
-def _json(text: str):
+def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
@@ -439,7 +448,7 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
-def _log(options) -> None:
+def _log(options: argparse.Namespace) -> None:
     handler = logging.StreamHandler()
     plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(_JsonLines() if options.log_json else plain)

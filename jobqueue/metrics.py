@@ -1,9 +1,10 @@
 """Measures of a queue: a quick look for a dashboard, views for a report, lines for Prometheus, thresholds to check."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
@@ -12,6 +13,9 @@ from psycopg.rows import dict_row
 from .errors import JobQueueError
 from .sql import SQL
 from .transactions import translated
+
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily
 
 VIEWS = (
     "oldest_ready_age", "depth", "running_by_type", "attempts_distribution", "lease_expirations_per_hour",
@@ -73,7 +77,7 @@ class Snapshot:
     vacuumed_at: datetime | None
 
 
-def snapshot(conn: psycopg.Connection) -> Snapshot:
+def snapshot(conn: psycopg.Connection[Any]) -> Snapshot:
     """One consistent look, good for four a second; raises InfrastructureError or JobQueueError as the queue does."""
     with translated(conn), conn.cursor(row_factory=dict_row) as cursor:
         [row] = cursor.execute(SQL.snapshot).fetchall()
@@ -87,7 +91,7 @@ def snapshot(conn: psycopg.Connection) -> Snapshot:
     return Snapshot(lease_expirations_per_hour=row["incidents"].get("lease_lost", 0), **row)
 
 
-def report(conn: psycopg.Connection) -> dict[str, list[dict[str, Any]]]:
+def report(conn: psycopg.Connection[Any]) -> dict[str, list[dict[str, Any]]]:
     """All views (see VIEWS and views.sql), name → rows, in one transaction; reads the last hour's done jobs."""
     with translated(conn), conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
         return {name: cursor.execute(sql.SQL(SQL.view).format(view=sql.Identifier(name))).fetchall() for name in VIEWS}
@@ -114,7 +118,7 @@ def _by_type(counts: dict[str, int]) -> str:
 # ---------------------------------------------------------------- OpenMetrics
 
 
-def openmetrics(conn: psycopg.Connection) -> str:
+def openmetrics(conn: psycopg.Connection[Any]) -> str:
     """The measures as OpenMetrics text; needs prometheus_client (pip install "jobqueue[openmetrics]")."""
     try:
         from prometheus_client import CollectorRegistry
@@ -123,18 +127,19 @@ def openmetrics(conn: psycopg.Connection) -> str:
         raise JobQueueError('--openmetrics needs prometheus_client: pip install "jobqueue[openmetrics]"') from None
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(list(_families(snapshot(conn), report(conn)))))
-    return generate_latest(registry).decode()
+    exposition: bytes = generate_latest(registry)
+    return exposition.decode()
 
 
 @dataclass(eq=False)  # hashable by identity, as a registry wants it
 class _Collected:
-    families: list
+    families: "list[GaugeMetricFamily]"
 
-    def collect(self):
+    def collect(self) -> "list[GaugeMetricFamily]":
         return self.families
 
 
-def _families(found: Snapshot, views: dict[str, list[dict[str, Any]]]):
+def _families(found: Snapshot, views: dict[str, list[dict[str, Any]]]) -> "Iterator[GaugeMetricFamily]":
     for name, text, view, labels, value in _LABELLED:
         yield _gauge(name, text, labels, [([str(row[label]) for label in labels], row[value]) for row in views[view]])
     for name, text in _PLAIN.items():
@@ -144,11 +149,13 @@ def _families(found: Snapshot, views: dict[str, list[dict[str, Any]]]):
         yield _gauge(f"{name}_seconds", f"{name} of the jobs done within the last minute", ("quantile",), rows)
 
 
-def _gauge(name: str, text: str, labels, rows):
+def _gauge(
+    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float | None]]
+) -> "GaugeMetricFamily":
     from prometheus_client.core import GaugeMetricFamily
 
     family = GaugeMetricFamily(f"jobqueue_{name}", text, labels=labels)
-    totals: defaultdict[tuple, float] = defaultdict(float)
+    totals: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for values, value in rows:
         totals[tuple(values)] += float(value or 0)
     for values, total in totals.items():

@@ -9,6 +9,7 @@ from .contenders import NAMES, PYTHON, SQL, load
 OURS, FLOOR = "ours", "pgfloor"
 BEST_PYTHON, BEST_PEER = "the best Python peer", "the best peer"  # of each round
 HELD, MISSED, UNKNOWN, NOT_ASKED = "held", "MISSED", "not measured", "not asked for"
+IN_PART = "held in part"  # but not all of the group were there: the best of it may be missing
 ISSUE, DESIGN = "issue 6", "DESIGN §2"
 
 # What a reading is: its words, its unit, and whether more of it is better.
@@ -132,7 +133,8 @@ def _verdict(bar: Bar, readings: list[Reading], missing: dict[str, str]) -> Verd
     median = statistics.median(figures)
     held = median >= bar.limit if bar.at_least else median <= bar.limit
     note = _group(bar, readings) if bar.against in (BEST_PYTHON, BEST_PEER) else ""
-    return Verdict(bar, HELD if held else MISSED, median, min(figures), max(figures), len(figures), note)
+    result = (IN_PART if "without" in note else HELD) if held else MISSED
+    return Verdict(bar, result, median, min(figures), max(figures), len(figures), note)
 
 
 def _absent(names: list[str], missing: dict[str, str]) -> str:

@@ -77,7 +77,7 @@ def _show(options, run: plan.Run) -> int:
 
 def exit_code(verdicts: list[bars.Verdict], strict: bool = False) -> int:
     """1 where a bar is missed; strict: or could not be measured."""
-    bad = (bars.MISSED, bars.UNKNOWN) if strict else (bars.MISSED,)
+    bad = (bars.MISSED, bars.UNKNOWN, bars.IN_PART) if strict else (bars.MISSED,)
     return MISSED if any(each.result in bad for each in verdicts) else HELD
 
 

@@ -14,7 +14,7 @@ from jobqueue.lab import style
 
 from . import bars, chart
 from .amounts import Amounts, Reading
-from .bars import HELD, MISSED, NOT_ASKED, READINGS, UNKNOWN, Verdict
+from .bars import HELD, IN_PART, MISSED, NOT_ASKED, READINGS, UNKNOWN, Verdict
 from .contenders import NAMES, load
 from .plan import Run
 
@@ -39,7 +39,8 @@ def text(run: Run, verdicts: list[Verdict]) -> str:
 
 def summary(verdicts: list[Verdict]) -> str:
     """One line."""
-    counts = {result: sum(each.result == result for each in verdicts) for result in (HELD, MISSED, UNKNOWN, NOT_ASKED)}
+    results = (HELD, IN_PART, MISSED, UNKNOWN, NOT_ASKED)
+    counts = {result: sum(each.result == result for each in verdicts) for result in results}
     return ", ".join(f"{count} {result}" for result, count in counts.items()) + f" of {len(verdicts)} bars"
 
 

@@ -96,6 +96,11 @@ def test_a_verdict_names_the_best_peer_and_those_who_were_not_there():
     assert judged(Bar("drain1", 3.0, BEST_PYTHON), read).note == "pgqueuer; without procrastinate, dbos"
 
 
+def test_a_bar_over_a_group_is_held_only_in_part_while_one_of_it_is_not_there():
+    read = readings("drain1", ours=[30], chancy=[5], procrastinate=[1], dbos=[2])
+    assert judged(Bar("drain1", 3.0, BEST_PYTHON), read).result == "held in part"
+
+
 def test_of_latencies_less_is_better():
     read = readings("pickup_p99", ours=[10.0], graphile=[20.0], pgqueuer=[9.0])
     assert judged(Bar("pickup_p99", 1.0, BEST_PEER), read).median == pytest.approx(0.9)
@@ -127,7 +132,8 @@ def test_what_was_not_asked_for_is_told_apart():
 
 @pytest.mark.parametrize(("result", "strict", "code"), [
     ("held", False, 0), ("MISSED", False, 1), ("not measured", False, 0), ("not measured", True, 1),
-    ("not asked for", True, 0)])
+    ("not asked for", True, 0),
+    ("held in part", False, 0), ("held in part", True, 1)])
 def test_a_missed_bar_ends_with_one(result, strict, code):
     assert command.exit_code([bars.Verdict(BARS[0], "held"), bars.Verdict(BARS[1], result)], strict) == code
 

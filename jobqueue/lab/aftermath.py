@@ -3,7 +3,8 @@
     aftermath.judge(left, report) -> Report        # report.held, report.text(), report.dumps()
 
 Three witnesses: queries on the final rows (campaign.sql), the checkers on everything that every process asked and was
-told (`history`, `checks`), and a service over HTTP that knows nothing of the queue (`destination`).
+told (`history`, `checks`), and a service over HTTP that knows nothing of the queue (`destination`). Not among the calls
+on record are completions in a handler's own transaction: their effects, which are there or not with them, tell of them.
 """
 
 import json
@@ -173,7 +174,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"leases     {report.lease_losses} lost, highest epoch {report.highest_epoch}"
     yield f"incidents  {_list(report.incidents)}"
     unknown = sum(report.unknown.values())
-    yield f"calls      {report.calls} on record; {unknown} without an answer ({_list(report.unknown)})"
+    yield f"calls      {report.calls} on record (completions beside an effect are not); {unknown} without an answer ({_list(report.unknown)})"
     if "complete" in report.unknown:
         yield f"           {report.landed} of the {report.unknown['complete']} completions had landed all the same"
     clocks = report.clocks

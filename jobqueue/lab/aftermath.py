@@ -174,7 +174,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"leases     {report.lease_losses} lost, highest epoch {report.highest_epoch}"
     yield f"incidents  {_list(report.incidents)}"
     unknown = sum(report.unknown.values())
-    yield f"calls      {report.calls} on record (completions beside an effect are not); {unknown} without an answer ({_list(report.unknown)})"
+    yield f"calls      {report.calls} on record (completions beside an effect are not)"
+    yield f"           {unknown} without an answer: {_list(report.unknown)}"
     if "complete" in report.unknown:
         yield f"           {report.landed} of the {report.unknown['complete']} completions had landed all the same"
     clocks = report.clocks

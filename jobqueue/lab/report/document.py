@@ -68,7 +68,7 @@ def _summary(review: Review) -> list[Block]:
         f"PostgreSQL {load.postgres}, workers and time virtual, seed {load.seed}; “by formula” stands beside it. The "
         f"failure matrix and the evidence come from a real clock and real processes."
     )
-    widths = (0.1, 0.2, 0.22, 0.13, 0.13, 0.08, 0.14)
+    widths = (0.12, 0.2, 0.22, 0.12, 0.12, 0.08, 0.14)
     return [
         Heading("Decisions"),
         Paragraph(decisions.summary(list(review.decisions)), strong=True),
@@ -193,11 +193,17 @@ def _plan_in_words(run: Stored) -> str:
 
 
 def _choices(review: Review) -> list[Block]:
-    return [Heading("Lease and polling"), review.figure("lease-length"), review.figure("pickup")]
+    return [Heading("Lease and polling"), *_found(review, "lease-length", "pickup")]
 
 
 def _retries(review: Review) -> list[Block]:
-    return [Heading("Retries"), review.figure("retry-delays"), review.figure("retry-herd"), review.figure("outlasted")]
+    return [Heading("Retries"), *_found(review, "retry-delays", "retry-herd", "outlasted")]
+
+
+def _found(review: Review, *slugs: str) -> list[Block]:
+    """What the figures found, as a paragraph, and the figures."""
+    shown = [review.figure(slug) for slug in slugs]
+    return [Paragraph(" ".join(f"{one.sheet.finding} ({one.label})." for one in shown)), *shown]
 
 
 def _broker(review: Review) -> list[Block]:
@@ -220,7 +226,7 @@ def _states(review: Review) -> list[Block]:
     )
     frame = entries.rename(columns={"roll_back": "criterion to roll back"})
     shown = frame.drop(columns="query")
-    widths = (0.15, 0.3, 0.22, 0.12, 0.21)
+    widths = (0.14, 0.28, 0.22, 0.14, 0.22)
     queries = "\n\n".join(f"-- {row.state}\n{row.query}" for row in entries.itertuples())
     return [Heading("Failure matrix"), Paragraph(text), review.figure("states"),
             Table("Failure matrix: what is seen, what may be done, by whom, and when to stop", shown, widths, (),

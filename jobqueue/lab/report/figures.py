@@ -24,7 +24,10 @@ def figure(slug: str):
     return register
 
 
-def draw(found: Mapping[str, Stored], bears: decisions.Bearing, progress: Callable[[str], object] = str) -> list[Figure]:
+Progress = Callable[[str], object]
+
+
+def draw(found: Mapping[str, Stored], bears: decisions.Bearing, progress: Progress = str) -> list[Figure]:
     """All that have something to show, numbered."""
     out: list[Figure] = []
     for slug, make in _MAKERS:

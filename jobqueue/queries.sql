@@ -107,8 +107,8 @@ join jobqueue.job_key k on k.key = x.key
 -- Locks per type, so that the backlog of others is never walked; MATERIALIZED and = any(array(…)): the locking select
 -- runs once (as IN (SELECT … LIMIT 3 … SKIP LOCKED) it took 500), and the update always goes by primary key (a
 -- parameter LIMIT in a join is planned as 10 percent of the table). Beyond the free slots only what a crash of this
--- process can't kill is claimed. after_at, after_id: where a worker's last claim ended, so that the dead entries of what
--- was claimed since the last vacuum are not walked again (250 µs a thousand).
+-- process can't kill is claimed. after_at, after_id: where a worker's last claim ended, so that the dead entries of
+-- what was claimed since the last vacuum are not walked again (250 µs a thousand).
 with picked as materialized (
   select due.id, due.safe, row_number() over (order by due.run_at, due.id) as place
   from unnest(%(types)s::text[]) as asked(type)

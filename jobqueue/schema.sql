@@ -37,8 +37,8 @@ create function jobqueue.note(history jsonb, event text, owner text, epoch bigin
     || pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('at', jobqueue.iso(jobqueue.now()), 'event', event,
          'owner', owner, 'epoch', epoch, 'error', error));
 
--- Limits of single columns are domains: a CHECK of the table is evaluated again at every update of a row, a domain's only
--- where its column is written (4 µs of the 40 that a job costs the server between claim and completion).
+-- Limits of single columns are domains: a CHECK of the table is evaluated again at every update of a row, a domain's
+-- only where its column is written (4 µs of the 40 that a job costs the server between claim and completion).
 create domain jobqueue.type_text as text
   constraint "a type has 1 to 200 bytes" check (octet_length(value) between 1 and 200);
 create domain jobqueue.payload_json as jsonb

@@ -57,7 +57,9 @@ def _add_review(commands) -> None:
     review.add_argument("--trace", metavar="FILE", help="your history, .csv or .swf (default: a made-up office hour)")
     review.add_argument("--title")
     review.add_argument("--seed", type=int, default=7)
-    review.add_argument("--target", metavar="NAME=SECONDS", action="append", default=[], help="of the planner; may recur")
+    review.add_argument(
+        "--target", metavar="NAME=SECONDS", action="append", default=[], help="of the planner; may recur"
+    )
     review.add_argument("--runs", metavar="SET", help="a stored set of runs, taken as it is")
     review.add_argument("--chromium", action="store_true", help="and a PDF printed by Chromium")
     review.add_argument("--postgres-prefix", metavar="DIR")

@@ -12,7 +12,6 @@ of it is left, also after an interrupt.
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,7 +27,7 @@ from psycopg.rows import dict_row
 from tqdm.auto import tqdm
 
 from .. import limits
-from ..errors import InvalidInput, JobQueueError
+from ..errors import InvalidInput
 from ..queue import Queue
 from . import database, export, style, verdict
 from .ramp import SQL, Rig, Setting, Step
@@ -183,7 +182,8 @@ def place(
     with ExitStack() as stack:
         if prefix is None and given:
             if dsn is None:
-                _ask(confirm, f"JOBQUEUE_DSN names {database.redacted(given)}. {said}")
+                asked = f"JOBQUEUE_DSN names {database.redacted(given)}. {said}"
+                database.agree(asked, bool(confirm(asked)) if callable(confirm) else confirm)
             server, source = database.reachable(given), "a server of yours"
         else:
             own = stack.enter_context(database.Server(prefix, settings=settings))
@@ -198,17 +198,6 @@ def _fresh(server: str) -> Iterator[str]:
         with psycopg.connect(own, autocommit=True) as conn:
             Queue(conn).install()
         yield own
-
-
-def _ask(confirm: Confirm, said: str) -> None:
-    if callable(confirm):
-        agreed = confirm(said)
-    elif confirm is None and sys.stdin is not None and sys.stdin.isatty():
-        agreed = input(f"{said}\nGo on? [y/N] ").strip().lower() in ("y", "yes")
-    else:
-        agreed = bool(confirm)
-    if not agreed:
-        raise JobQueueError(f"{said} Nothing was done: say yes by confirm=True or --yes, or leave JOBQUEUE_DSN unset")
 
 
 def _climb(

@@ -38,6 +38,7 @@ class Queue:
     def __init__(self, conn: psycopg.Connection[Any], *, rng: random.Random | None = None) -> None:
         self.conn = conn
         self.rng = rng or random.Random()
+        self._cursor: psycopg.Cursor[TupleRow] | None = None  # kept: a new one would look up every dumper again
 
     def install(self, *, virtual: bool = False, roles: bool = False) -> None:
         """Creates or upgrades the schema; idempotent, safe when many start at once. virtual=True is for the lab."""
@@ -441,8 +442,9 @@ class Queue:
             return [job_from(row) for row in cursor.execute(statement, asked).fetchall()]
 
     def _rows(self, statement: str, asked: dict[str, Any]) -> list[TupleRow]:
-        with self.conn.cursor(row_factory=tuple_row) as cursor:
-            return cursor.execute(statement, asked).fetchall()
+        if self._cursor is None:
+            self._cursor = self.conn.cursor(row_factory=tuple_row)
+        return self._cursor.execute(statement, asked).fetchall()
 
     def _row(self, statement: str, asked: dict[str, Any]) -> TupleRow | None:
         rows = self._rows(statement, asked)

@@ -1,4 +1,5 @@
 """What tests share: waiting on a condition, a second session in a thread of its own, what this test run has started."""
+
 from __future__ import annotations
 
 import os
@@ -92,7 +93,9 @@ def processes_of(home: str) -> list[psutil.Process]:
 
 def _belongs(process: psutil.Process, home: str) -> bool:
     with suppress(psutil.Error, OSError):
-        if process.status() == psutil.STATUS_ZOMBIE or "multiprocessing.resource_tracker" in " ".join(process.cmdline()):
+        if process.status() == psutil.STATUS_ZOMBIE or "multiprocessing.resource_tracker" in " ".join(
+            process.cmdline()
+        ):
             return False  # Python's own tracker ends with the process that it belongs to, this one
         if any(home in argument for argument in process.cmdline()):
             return True  # keepers and servers, which have an environment of their own

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -15,7 +15,7 @@ from jobqueue.model import Enqueued
 from jobqueue.queue import COPY_FROM
 
 MANY = COPY_FROM + 50
-SOON = datetime.now(timezone.utc) + timedelta(hours=1)
+SOON = datetime.now(UTC) + timedelta(hours=1)
 
 
 def mixed(n):
@@ -43,7 +43,7 @@ def test_copied_jobs_are_the_same_as_those_of_the_statement(conn, queue):
     told = queue.enqueue_many(mixed(MANY))
     copied = rows(conn)
     conn.execute("delete from jobqueue.job")
-    for begin in range(0, MANY, 10):
+    for _ in range(0, MANY, 10):
         queue.enqueue_many(mixed(10))
     assert copied == rows(conn) and len(copied) == MANY
     assert [one.id for one in told] == sorted({one.id for one in told}) and set(map(type, told)) == {Enqueued}
@@ -61,10 +61,9 @@ def test_what_is_due_at_once_is_due_before_its_answer(queue):
 
 @pytest.mark.parametrize("keep", [True, False], ids=["committed", "rolled back"])
 def test_copied_jobs_count_with_the_callers_transaction(dsn, conn, queue, keep):
-    with psycopg.connect(dsn, autocommit=True) as own:
-        with own.transaction(force_rollback=not keep):
-            Queue(own).enqueue_many([{"type": "mail"}] * MANY)
-            assert len(queue.claim("A", limit=MANY)) == 0
+    with psycopg.connect(dsn, autocommit=True) as own, own.transaction(force_rollback=not keep):
+        Queue(own).enqueue_many([{"type": "mail"}] * MANY)
+        assert len(queue.claim("A", limit=MANY)) == 0
     assert len(queue.claim("A", limit=MANY)) == (MANY if keep else 0)
 
 

@@ -277,7 +277,9 @@ def test_the_slots_of_the_real_scheduler_keep_to_their_policies(virtual_conn, cl
     schedules = Schedules(virtual_conn)
     policies = [(misfire, overlap) for misfire in ("skip", "last", "all") for overlap in ("allow", "skip")]
     for misfire, overlap in policies:
-        schedules.put(f"{misfire} {overlap}", "t", "* * * * *", misfire=misfire, overlap=overlap, misfire_grace_seconds=5)
+        schedules.put(
+            f"{misfire} {overlap}", "t", "* * * * *", misfire=misfire, overlap=overlap, misfire_grace_seconds=5
+        )
     beginning = clock.now
     for seconds in (60, 600, 61, 60):
         clock.advance(seconds)

@@ -181,18 +181,29 @@ def edit(panel, text):
 
 def test_a_plan_that_is_wrong_is_named_in_the_error_line_until_it_is_right(stage):
     said = []
-    for text in ("3 explode worker-1", "1 cut worker-0\n3 kill worker-9", "3 crash database seconds=1", "3 outage database gently seconds=1", "3 kill reaper-2", "3 kill worker-2"):
+    for text in (
+        "3 explode worker-1",
+        "1 cut worker-0\n3 kill worker-9",
+        "3 crash database seconds=1",
+        "3 outage database gently seconds=1",
+        "3 kill reaper-2",
+        "3 kill worker-2",
+    ):
         edit(stage, text)
         said.append(stage.view._error.value)
     assert [("role='alert'" in each, words in each) for each, words in zip(said, (
-        "plan: line 1: a fault is one of kill", "plan: kill at 3 s aims at worker-9, but there are worker-0 to worker-2",
+        "plan: line 1: a fault is one of kill",
+        "plan: kill at 3 s aims at worker-9, but there are worker-0 to worker-2",
         "plan: crash at 3 s needs a server of our own", "plan: an outage is of the database, or database smart, ",
         "plan: kill at 3 s aims at reaper-2, but this fleet has reaper, worker-0",
         ""), strict=True)] == [(True, True)] * 5 + [(False, True)]  # fmt: skip
 
 
 def test_the_editors_plan_is_played_by_its_button_and_can_be_played_again(stage):
-    edit(stage, "0 pause worker-0 seconds=0.3\n0.1 skew worker-1 by_seconds=3600 seconds=5\n0.2 slow job seconds=0.1 factor=2")
+    edit(
+        stage,
+        "0 pause worker-0 seconds=0.3\n0.1 skew worker-1 by_seconds=3600 seconds=5\n0.2 slow job seconds=0.1 factor=2",
+    )
     for _ in range(2):
         press(stage, "Play plan")
         settled(stage)
@@ -260,17 +271,37 @@ def test_a_chosen_process_is_slowed_skewed_and_restarted(stage):
     settled(stage)
     wait_until(lambda: state(stage, 1) == "running", 20, "the new worker")
     assert stage.fleet.workers[1].pid != pid
-    assert [e.kind for e in stage.fleet.events if e.target == "worker-1"][-6:] == ["slow", "skew", "skew", "stop", "exit", "start"]
+    assert [e.kind for e in stage.fleet.events if e.target == "worker-1"][-6:] == [
+        "slow",
+        "skew",
+        "skew",
+        "stop",
+        "exit",
+        "start",
+    ]
 
 
 def test_every_action_can_be_reached_by_the_keyboard(stage):
     """Each is a button, a field or a list of the browser's own, none is taken out of the order of tabs."""
+
     def widgets_of(box):
         yield box
         for child in getattr(box, "children", ()):
             yield from widgets_of(child)
+
     kinds = {type(widget).__name__ for widget in widgets_of(stage.view.box)}
-    assert kinds <= {"VBox", "HBox", "HTML", "Image", "Button", "ToggleButton", "Dropdown", "Textarea", "BoundedIntText", "Text"}
+    assert kinds <= {
+        "VBox",
+        "HBox",
+        "HTML",
+        "Image",
+        "Button",
+        "ToggleButton",
+        "Dropdown",
+        "Textarea",
+        "BoundedIntText",
+        "Text",
+    }
     assert {widget.tabbable for widget in widgets_of(stage.view.box)} == {None}
 
 

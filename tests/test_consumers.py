@@ -1,4 +1,4 @@
-"""Many consumers on a queue that is never empty: nobody's job is forgotten; fairness among consumers is not promised."""
+"""Many consumers on a queue that is never empty: nobody's job is forgotten, fairness among consumers not promised."""
 
 import os
 import threading

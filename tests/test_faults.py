@@ -1,4 +1,5 @@
 """Faults as data: frozen, checked, and the same after a trip through JSON."""
+
 import pytest
 
 from jobqueue.errors import InvalidInput
@@ -6,10 +7,12 @@ from jobqueue.lab import faults
 from jobqueue.lab.charts import fault as spells
 
 PLAN = [
-    faults.kill(3, at=600), faults.kill("reaper", at=1, seconds=5), faults.start(3, at=700), faults.freeze(1, at=10, seconds=90), faults.freeze(0, at=3),
-    faults.resume(0, at=20), faults.stop(2, at=30), faults.cut(1, at=40), faults.slow(1, at=5, seconds=60), faults.slow("mail", at=5, seconds=60, factor=3),
-    faults.skew(2, at=6, by_seconds=-3600, seconds=30), faults.skew("scheduler-2", at=6, by_seconds=86400), faults.down("mail", at=9, seconds=600, capacity=5), faults.poison(at=50), faults.burst(at=60, n=100, service_seconds=0.5),
-    faults.outage(at=70, seconds=30), faults.crash_database(at=80),
+    faults.kill(3, at=600), faults.kill("reaper", at=1, seconds=5), faults.start(3, at=700),
+    faults.freeze(1, at=10, seconds=90), faults.freeze(0, at=3), faults.resume(0, at=20), faults.stop(2, at=30),
+    faults.cut(1, at=40), faults.slow(1, at=5, seconds=60), faults.slow("mail", at=5, seconds=60, factor=3),
+    faults.skew(2, at=6, by_seconds=-3600, seconds=30), faults.skew("scheduler-2", at=6, by_seconds=86400),
+    faults.down("mail", at=9, seconds=600, capacity=5), faults.poison(at=50),
+    faults.burst(at=60, n=100, service_seconds=0.5), faults.outage(at=70, seconds=30), faults.crash_database(at=80),
 ]  # fmt: skip
 
 
@@ -59,8 +62,13 @@ def test_a_plan_is_ordered_by_time_and_knows_its_workers():
 
 
 def test_a_frame_of_faults_is_what_charts_ask_for():
-    found = spells.spells(faults.frame([faults.kill(3, at=600, seconds=30), faults.freeze(1, at=10), faults.resume(1, at=20)]), 1000)
-    assert [(one.kind, one.target, one.start, one.end) for one in found] == [("pause", "worker-1", 10, 20), ("kill", "worker-3", 600, 630)]
+    found = spells.spells(
+        faults.frame([faults.kill(3, at=600, seconds=30), faults.freeze(1, at=10), faults.resume(1, at=20)]), 1000
+    )
+    assert [(one.kind, one.target, one.start, one.end) for one in found] == [
+        ("pause", "worker-1", 10, 20),
+        ("kill", "worker-3", 600, 630),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +86,10 @@ def test_a_frame_of_faults_is_what_charts_ask_for():
         (lambda: faults.Fault(1, "explode", "worker-1"), "a fault is one of kill, start"),
         (lambda: faults.Fault(1, "slow", "worker-1", 5), "a fault of kind slow needs factor"),
         (lambda: faults.Fault(1, "outage", "database"), "a fault of kind outage needs seconds"),
-        (lambda: faults.check([faults.Fault(1, "kill", "mail")], 3), "kill at 1 s aims at 'mail': no worker, nor reaper or scheduler"),
+        (
+            lambda: faults.check([faults.Fault(1, "kill", "mail")], 3),
+            "kill at 1 s aims at 'mail': no worker, nor reaper or scheduler",
+        ),
         (lambda: faults.loads("["), "a plan of faults is JSON"),
         (lambda: faults.loads('{"at": 1}'), "a plan of faults is a JSON list"),
         (lambda: faults.loads('[{"at": 1, "kind": "kill", "goal": 3}]'), "fault 0: "),

@@ -44,6 +44,7 @@ def gone(pid):
 
 # --- Facts come from the operating system ---
 
+
 def test_a_process_is_what_the_operating_system_shows(processes):
     processes.start("a", SLEEPER)
     states = [processes.status()["a"].state]
@@ -91,6 +92,7 @@ def test_a_killed_process_takes_its_helpers_with_it(processes):
 
 
 # --- Starts ---
+
 
 def test_one_that_exits_with_its_restart_code_starts_again_with_the_next_number(processes):
     code = "print({start}, flush=True); raise SystemExit(75 if {start} < 3 else 4)"
@@ -164,8 +166,9 @@ print(processes.supervisor_pid, *pids, processes.logs, flush=True)
 
 def client(more):
     """A process that stands for a kernel, and the pids of its supervisor, of a running and of a paused process."""
-    kernel = subprocess.Popen([sys.executable, "-c", CLIENT + more], stdout=subprocess.PIPE, text=True, cwd=ROOT,
-                              start_new_session=True)
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", CLIENT + more], stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+    )
     *pids, logs = kernel.stdout.readline().split()
     return kernel, [int(pid) for pid in pids], Path(logs)
 
@@ -251,7 +254,7 @@ print([p.state for p in processes.status().values()], flush=True)
 
 LEASE = 2.0
 REAPER_SECONDS = POLL_SECONDS = 1.0  # the defaults of `python -m jobqueue reaper` and `worker`
-SLACK = 1.0                          # two cores, shared with the rest of the tests
+SLACK = 1.0  # two cores, shared with the rest of the tests
 
 
 @pytest.fixture
@@ -282,7 +285,10 @@ def test_a_fleet_runs_jobs_and_leaves_no_process(dsn, queue, server):
         wait_until(lambda: all(queue.get(id).status == "done" for id in jobs), 20)
         facts = fleet.workers + fleet.loops
         assert [(worker.name, worker.state, worker.symbol) for worker in facts] == [
-            ("worker-0", "running", "●"), ("worker-1", "running", "●"), ("reaper", "running", "●")]
+            ("worker-0", "running", "●"),
+            ("worker-1", "running", "●"),
+            ("reaper", "running", "●"),
+        ]
         assert {queue.get(id).finished_by for id in jobs} <= {worker.owner for worker in facts}
     assert [worker.state for worker in fleet.workers] == ["exited", "exited"]
     assert [worker.code for worker in fleet.workers] == [0, 0]
@@ -361,7 +367,9 @@ def test_a_worker_with_a_clock_a_day_ahead_stores_no_instant_of_its_own(fleet, q
     for place in range(2):
         fleet.skew(place, 86_400)
     job = finished(queue, queue.enqueue("job", {"record": True}).id)
-    ahead, early, late = conn.execute("select min(worker_clock - at), min(at), max(at) from jobqueue_lab.effect").fetchone()
+    ahead, early, late = conn.execute(
+        "select min(worker_clock - at), min(at), max(at) from jobqueue_lab.effect"
+    ).fetchone()
     assert round(ahead.total_seconds() / 10) == 8640
     assert job.created_at <= job.started_at <= early <= late and (job.finished_at - late).total_seconds() < 5
 
@@ -373,9 +381,11 @@ def test_a_process_whose_clock_is_wrong_says_so_whatever_it_asks(processes):
         "import logging, time; from datetime import UTC, date, datetime; from jobqueue.lab import conditions\n"
         "real = time.clock_gettime(time.CLOCK_REALTIME); conditions.bend_the_clock()\n"
         "record = logging.makeLogRecord({}); record.__init__('a', 20, '', 1, '', (), None)\n"
-        "told = [time.time(), time.time_ns() / 1e9, time.clock_gettime(time.CLOCK_REALTIME), datetime.now(UTC).timestamp(), "
+        "told = [time.time(), time.time_ns() / 1e9, time.clock_gettime(time.CLOCK_REALTIME), "
+        "datetime.now(UTC).timestamp(), "
         "datetime.now().timestamp(), datetime.utcnow().replace(tzinfo=UTC).timestamp(), datetime.today().timestamp(), "
-        "time.mktime(time.localtime()), time.mktime(time.strptime(time.strftime('%c'))), time.mktime(time.strptime(time.ctime())), record.created]\n"
+        "time.mktime(time.localtime()), time.mktime(time.strptime(time.strftime('%c'))), "
+        "time.mktime(time.strptime(time.ctime())), record.created]\n"
         "print([round((each - real) / 10) for each in told], flush=True)"
     )
     env = {conditions.FILE: str(path), conditions.PROCESS: "a", "PYTHONPATH": str(ROOT)}
@@ -422,11 +432,14 @@ def test_a_target_that_is_not_there_is_refused(fleet):
         fleet.kill(2)
 
 
-@pytest.mark.parametrize("handlers, problem", [
-    ("nowhere:HANDLERS", "nowhere"),
-    ("jobqueue.lab.handlers:NOTHING", "NOTHING"),
-    ("jobqueue.lab.handlers:OUTSIDE", "handlers must map"),
-])
+@pytest.mark.parametrize(
+    "handlers, problem",
+    [
+        ("nowhere:HANDLERS", "nowhere"),
+        ("jobqueue.lab.handlers:NOTHING", "NOTHING"),
+        ("jobqueue.lab.handlers:OUTSIDE", "handlers must map"),
+    ],
+)
 def test_handlers_that_cannot_be_loaded_end_the_start_with_the_workers_own_words(dsn, handlers, problem):
     with pytest.raises(FleetError, match=rf"^worker-\d ended at once \(exit [12]\): .*{problem}"), Fleet(dsn, handlers):
         pass
@@ -467,8 +480,9 @@ time.sleep(600)
 
 
 def test_a_kernel_can_be_interrupted_and_when_it_is_killed_no_worker_is_left(dsn):
-    kernel = subprocess.Popen([sys.executable, "-c", KERNEL, dsn], stdout=subprocess.PIPE, text=True, cwd=ROOT,
-                              start_new_session=True)
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", KERNEL, dsn], stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+    )
     pids = [int(pid) for pid in kernel.stdout.readline().split()]
     pids.append(psutil.Process(pids[0]).ppid())
     os.killpg(kernel.pid, SIGINT)

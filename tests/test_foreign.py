@@ -1,4 +1,4 @@
-"""JOBQUEUE_DSN names somebody's server: the lab says what it will do, works in databases of its own, and removes them."""
+"""JOBQUEUE_DSN names somebody's server: the lab says what it will do, works in databases of its own, removes them."""
 
 import psycopg
 import pytest
@@ -48,7 +48,9 @@ TOOLS = {
 def test_without_a_yes_a_tool_says_what_it_would_do_and_does_nothing(tool, foreign, monkeypatch):
     monkeypatch.setenv("JOBQUEUE_DSN", theirs(foreign, "maker"))
     before = state(foreign)
-    with pytest.raises(database.JobQueueError, match=rf"(?is)JOBQUEUE_DSN names .*dbname=theirs.*{tool}.*Nothing was done"):
+    with pytest.raises(
+        database.JobQueueError, match=rf"(?is)JOBQUEUE_DSN names .*dbname=theirs.*{tool}.*Nothing was done"
+    ):
         TOOLS[tool](confirm=False)
     assert state(foreign) == before
 
@@ -57,7 +59,9 @@ def test_without_a_yes_a_tool_says_what_it_would_do_and_does_nothing(tool, forei
 def test_a_role_that_may_not_create_databases_is_told_so(tool, foreign, monkeypatch):
     monkeypatch.setenv("JOBQUEUE_DSN", theirs(foreign, "visitor"))
     before = state(foreign)
-    with pytest.raises(DatabaseError, match="^the laboratory works only in a database of its own, and visitor may not create one"):
+    with pytest.raises(
+        DatabaseError, match="^the laboratory works only in a database of its own, and visitor may not create one"
+    ):
         TOOLS[tool](confirm=True)
     assert state(foreign) == before
 

@@ -1,4 +1,4 @@
-"""The what-if of the horizon: a held snapshot keeps dead rows, and a claim that begins at its mark does not walk them."""
+"""The what-if of the horizon: a held snapshot keeps dead rows, a claim that begins at its mark does not walk them."""
 
 import pandas as pd
 import psycopg

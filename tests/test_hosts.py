@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from helpers import wait_until
 
+from helpers import wait_until
 from jobqueue import Queue
 from jobqueue.lab import checks, conditions, database, handlers, history
 from jobqueue.lab.processes import Processes

@@ -61,7 +61,9 @@ def test_every_statement_of_the_laboratory_run_can_be_pasted(found, conn, virtua
 
 
 def test_observations_read_as_sentences_not_as_python(found):
-    words = [text for group in found["groups"] for each in group["observations"] for text in (each["what"], each["seen"])]
+    words = [
+        text for group in found["groups"] for each in group["observations"] for text in (each["what"], each["seen"])
+    ]
     assert [text for text in words if re.search(r"\bTrue\b|\bFalse\b|\bNone\b|^\(|'", text) and "'s" not in text] == []
 
 
@@ -73,10 +75,14 @@ def test_the_laboratory_run_holds_on_postgresql_15():
 
 
 def test_a_completion_without_its_epoch_breaks_the_laboratory_run(monkeypatch):
-    unfenced = sql.SQL.complete.replace("and locked_by = %(owner)s and epoch = %(epoch)s", "and %(owner)s <> '' and %(epoch)s > 0")
+    unfenced = sql.SQL.complete.replace(
+        "and locked_by = %(owner)s and epoch = %(epoch)s", "and %(owner)s <> '' and %(epoch)s > 0"
+    )
     monkeypatch.setattr(sql.SQL, "complete", unfenced)
     found = laboratory.run(None, progress=False)
-    assert "lost, cancelled and incompatible told apart" in {each["name"] for each in found["groups"] if each["verdict"] == "broken"}
+    assert "lost, cancelled and incompatible told apart" in {
+        each["name"] for each in found["groups"] if each["verdict"] == "broken"
+    }
 
 
 def test_an_output_that_exists_is_refused_and_left_as_it_is(tmp_path):
@@ -169,7 +175,10 @@ def test_a_campaign_judges_what_it_finds(dsn, conn, queue, tmp_path):
     done, open_job = queue.enqueue("job", {"record": "transaction"}).id, queue.enqueue("job").id
     (lease,) = queue.claim("W")
     queue.complete(lease)
-    effect = "insert into jobqueue_lab.effect (job_id, epoch, owner, destination, worker_clock) values (%s, 1, 'W', 'transaction', now())"
+    effect = (
+        "insert into jobqueue_lab.effect (job_id, epoch, owner, destination, worker_clock) "
+        "values (%s, 1, 'W', 'transaction', now())"
+    )
     for _ in range(2):
         conn.execute(effect, (done,))
     conn.execute("update jobqueue.job set created_at = created_at - interval '1 day' where id = %s", (open_job,))
@@ -208,7 +217,11 @@ def test_a_plan_of_ten_minutes_has_the_faults_that_a_campaign_promises():
     kinds = [fault.kind for fault in plan if fault.worker is not None or fault.target.startswith("database")]
     away = [fault for fault in plan if fault.kind == "kill" and fault.target.startswith("scheduler")]
     assert {fault.kind for fault in plan} >= {"slow", "skew", "poison", "burst", "cut"} and len(away) == 4
-    enough = (kinds.count("kill") >= 150, kinds.count("pause") >= 60, kinds.count("crash") + kinds.count("outage") >= 15)
+    enough = (
+        kinds.count("kill") >= 150,
+        kinds.count("pause") >= 60,
+        kinds.count("crash") + kinds.count("outage") >= 15,
+    )
     assert enough == (True, True, True), {kind: kinds.count(kind) for kind in set(kinds)}
 
 

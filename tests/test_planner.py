@@ -1,4 +1,5 @@
 """The planner: fewest workers that keep a target, and each figure beside its formula."""
+
 import re
 
 import numpy as np
@@ -9,7 +10,13 @@ from jobqueue.errors import InvalidInput
 from jobqueue.lab import planner, sim, workload
 from jobqueue.lab.workload import Workload
 
-TARGETS = {"p99_age_seconds": 3, "recovery_seconds": 20, "pickup_seconds": 0.5, "outage_seconds": 120, "freeze_seconds": 1}
+TARGETS = {
+    "p99_age_seconds": 3,
+    "recovery_seconds": 20,
+    "pickup_seconds": 0.5,
+    "outage_seconds": 120,
+    "freeze_seconds": 1,
+}
 RECIPE = workload.poisson(rate=2.0, service=workload.exponential(1.5), n=300)
 
 
@@ -48,7 +55,9 @@ def test_retries_outlast_the_outage(plan):
 
 def test_a_suggestion_is_sentences_and_the_arguments_of_a_run(plan, server):
     lines = str(plan).splitlines()
-    assert len(lines) == 6 and all(re.search(r"met, simulated [\d,.e+-]+, by formula [\d,.e+-]+ \(.+\)\.$", line) for line in lines)
+    assert len(lines) == 6 and all(
+        re.search(r"met, simulated [\d,.e+-]+, by formula [\d,.e+-]+ \(.+\)\.$", line) for line in lines
+    )
     run = sim.run(RECIPE, dsn=server.dsn, progress=False, **plan.parameters())
     assert run.jobs["status"].eq("done").all()
 

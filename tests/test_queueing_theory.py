@@ -1,4 +1,5 @@
-"""The simulated queue against the closed forms: waits, tails, Little's law, the herd after a failure. Seeds are fixed."""
+"""The simulated queue against the closed forms: waits, tails, Little's law, the herd after a failure; fixed seeds."""
+
 import numpy as np
 import pytest
 
@@ -39,7 +40,11 @@ def tail_misses(waits, rate, servers):
 # ---- M/M/c -----------------------------------------------------------------------------------------------------------
 
 SHORT = [(1, 0.5, 1500), (4, 0.8, 2500)]
-FULL = [(servers, utilisation, n) for servers in (1, 4, 8) for utilisation, n in ((0.5, 6_000), (0.8, 12_000), (0.9, 24_000))]
+FULL = [
+    (servers, utilisation, n)
+    for servers in (1, 4, 8)
+    for utilisation, n in ((0.5, 6_000), (0.8, 12_000), (0.9, 24_000))
+]
 
 
 def check_mean(server, servers, utilisation, n):

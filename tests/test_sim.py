@@ -1,4 +1,5 @@
 """The simulated day: real SQL under a virtual clock, the same to the last digit, with every kind of fault."""
+
 import os
 import signal
 import statistics
@@ -14,7 +15,19 @@ from jobqueue.lab import database, faults, sim, workload
 from jobqueue.lab.clock import VirtualClock
 from jobqueue.lab.workload import Workload
 
-JOBS = ["id", "type", "status", "created_at", "run_at", "started_at", "finished_at", "attempts", "lease_losses", "wait_seconds", "service_seconds"]
+JOBS = [
+    "id",
+    "type",
+    "status",
+    "created_at",
+    "run_at",
+    "started_at",
+    "finished_at",
+    "attempts",
+    "lease_losses",
+    "wait_seconds",
+    "service_seconds",
+]
 QUICK = Backoff(base_seconds=1, ceiling_seconds=30)
 
 
@@ -34,10 +47,12 @@ def databases(server):
 
 
 EVERYTHING = [
-    faults.kill(0, at=100, seconds=20), faults.freeze(1, at=150, seconds=60), faults.stop(2, at=200, grace_seconds=2), faults.start(2, at=260),
-    faults.cut(3, at=280), faults.slow(0, at=300, seconds=50), faults.slow("job", at=310, seconds=30, factor=3), faults.down("job", at=360, seconds=40, capacity=2),
-    faults.poison(at=420), faults.burst(at=450, n=30, service_seconds=2), faults.outage(at=500, seconds=45), faults.crash_database(at=600, seconds=10),
-    faults.freeze(3, at=640), faults.resume(3, at=700), faults.kill("reaper", at=710, seconds=60),
+    faults.kill(0, at=100, seconds=20), faults.freeze(1, at=150, seconds=60), faults.stop(2, at=200, grace_seconds=2),
+    faults.start(2, at=260), faults.cut(3, at=280), faults.slow(0, at=300, seconds=50),
+    faults.slow("job", at=310, seconds=30, factor=3), faults.down("job", at=360, seconds=40, capacity=2),
+    faults.poison(at=420), faults.burst(at=450, n=30, service_seconds=2), faults.outage(at=500, seconds=45),
+    faults.crash_database(at=600, seconds=10), faults.freeze(3, at=640), faults.resume(3, at=700),
+    faults.kill("reaper", at=710, seconds=60),
 ]  # fmt: skip
 
 
@@ -77,7 +92,13 @@ def test_the_frame_of_jobs_has_the_columns_of_the_contract(server):
     run = simulate(server, at(0.0, 1.0), workers=1)
     assert list(run.jobs.columns) == JOBS
     job = run.jobs.iloc[1]
-    assert (job["status"], job["attempts"], job["lease_losses"], job["wait_seconds"], job["service_seconds"]) == ("done", 1, 0, 9.0, 10.0)
+    assert (job["status"], job["attempts"], job["lease_losses"], job["wait_seconds"], job["service_seconds"]) == (
+        "done",
+        1,
+        0,
+        9.0,
+        10.0,
+    )
     assert job["created_at"].isoformat() == "2026-01-01T00:00:01+00:00"
 
 
@@ -85,8 +106,14 @@ def test_attempts_and_ages_have_what_charts_ask_for(server):
     run = simulate(server, at(0.0, 1.0), workers=1, sample_seconds=5)
     assert run.attempts[["job_id", "epoch", "worker", "started", "ended", "outcome"]].values.tolist() == [
         [1, 1, "worker-0", 0.0, 10.0, "done"], [2, 1, "worker-0", 10.0, 20.0, "done"]]  # fmt: skip
-    assert run.ages[["time_seconds", "ready", "due", "running", "waiting_retry", "dead", "done", "oldest_age_seconds"]].values.tolist() == [
-        [0, 0, 0, 1, 0, 0, 0, 0], [5, 1, 1, 1, 0, 0, 0, 4], [10, 0, 0, 1, 0, 0, 1, 0], [15, 0, 0, 1, 0, 0, 1, 0], [20, 0, 0, 0, 0, 0, 2, 0]]  # fmt: skip
+    columns = ["time_seconds", "ready", "due", "running", "waiting_retry", "dead", "done", "oldest_age_seconds"]
+    assert run.ages[columns].values.tolist() == [
+        [0, 0, 0, 1, 0, 0, 0, 0],
+        [5, 1, 1, 1, 0, 0, 0, 4],
+        [10, 0, 0, 1, 0, 0, 1, 0],
+        [15, 0, 0, 1, 0, 0, 1, 0],
+        [20, 0, 0, 0, 0, 0, 2, 0],
+    ]
 
 
 def test_statuses_come_from_rows_when_a_run_is_stopped_early(server):
@@ -105,14 +132,19 @@ def test_jobs_that_the_janitor_archived_are_in_the_frames(server):
 
 
 def frozen(server):
-    """The first worker wakes up long after its job went to the other one; a second job keeps the run going until then."""
+    """The first worker wakes up long after its job went to the other one; a second job keeps the run going so long."""
     work = at(0.0, 200.0)
     return simulate(server, work, workers=2, lease_seconds=6, faults=[faults.freeze(0, at=1, seconds=60)], effects=True)
 
 
 def test_the_job_of_a_worker_frozen_past_its_lease_goes_to_another(server):
     lost, done, _ = frozen(server).attempts.to_dict("records")
-    assert (lost["worker"], lost["outcome"], done["worker"], done["outcome"]) == ("worker-0", "lost", "worker-1", "done")
+    assert (lost["worker"], lost["outcome"], done["worker"], done["outcome"]) == (
+        "worker-0",
+        "lost",
+        "worker-1",
+        "done",
+    )
     assert 6 <= lost["ended"] <= 7
 
 
@@ -149,12 +181,17 @@ def test_heartbeats_keep_the_lease_of_a_long_job(server):
 
 def test_a_graceful_stop_gives_the_attempt_back(server):
     run = simulate(server, at(0.0, seconds=60.0), workers=2, faults=[faults.stop(0, at=10, grace_seconds=5)])
-    assert run.attempts[["worker", "ended", "outcome"]].values.tolist() == [["worker-0", 15.0, "released"], ["worker-1", 75.0, "done"]]
+    assert run.attempts[["worker", "ended", "outcome"]].values.tolist() == [
+        ["worker-0", 15.0, "released"],
+        ["worker-1", 75.0, "done"],
+    ]
     assert run.jobs["attempts"].tolist() == [1]
 
 
 def test_an_outage_shorter_than_the_grace_takes_no_lease_away(server):
-    run = simulate(server, at(0.0, 50.0, seconds=200.0), workers=2, lease_seconds=20, faults=[faults.outage(at=40, seconds=60)])
+    run = simulate(
+        server, at(0.0, 50.0, seconds=200.0), workers=2, lease_seconds=20, faults=[faults.outage(at=40, seconds=60)]
+    )
     assert run.attempts["outcome"].tolist() == ["done", "done"]
     assert run.jobs["created_at"].dt.strftime("%M:%S").tolist() == ["00:00", "01:40"]  # the producer waited
 
@@ -186,7 +223,14 @@ def test_a_dependency_that_bears_little_is_kept_down_by_the_retries(server):
     work = at(*[0.0] * 40, seconds=0.0)
     gone = faults.down("job", at=0, seconds=10)
     quick, held = (
-        simulate(server, work, workers=40, max_attempts=100, backoff=Backoff("constant", base_seconds=2, jitter=jitter), faults=[fault])
+        simulate(
+            server,
+            work,
+            workers=40,
+            max_attempts=100,
+            backoff=Backoff("constant", base_seconds=2, jitter=jitter),
+            faults=[fault],
+        )
         for jitter, fault in (("none", gone), ("none", faults.down("job", at=0, seconds=10, capacity=10)))
     )
     assert quick.span_seconds < 15 < held.span_seconds
@@ -215,7 +259,9 @@ def scheduled(server, faults=(), **schedule):
 
 def test_a_scheduler_makes_a_job_for_each_slot_at_its_time(server):
     jobs = scheduled(server).jobs.query("type == 'report'")
-    assert jobs["created_at"].dt.strftime("%H:%M:%S").tolist() == [f"{m // 60:02}:{m % 60:02}:00" for m in range(5, 61, 5)]
+    assert jobs["created_at"].dt.strftime("%H:%M:%S").tolist() == [
+        f"{m // 60:02}:{m % 60:02}:00" for m in range(5, 61, 5)
+    ]
     assert jobs["status"].tolist() == ["done"] * 12
 
 

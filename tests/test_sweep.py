@@ -1,4 +1,5 @@
 """Sweeps: any executor, a database a run, failures as rows."""
+
 import os
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -40,7 +41,9 @@ def test_a_grid_gives_a_row_for_each_combination_in_its_order(server):
 
 def test_a_run_in_a_sweep_is_the_run_by_itself(server):
     with ThreadPoolExecutor(1) as pool:
-        table = sim.sweep([{"workload": RECIPE, "workers": 2, "seed": 4}], executor=pool, dsn=server.dsn, progress=False)
+        table = sim.sweep(
+            [{"workload": RECIPE, "workers": 2, "seed": 4}], executor=pool, dsn=server.dsn, progress=False
+        )
     alone = summary(sim.run(RECIPE, workers=2, seed=4, dsn=server.dsn, progress=False))
     assert table[REPEATED].iloc[0].to_dict() == {name: alone[name] for name in REPEATED}
 
@@ -51,7 +54,10 @@ def test_a_run_that_fails_is_a_row_with_its_error_and_the_others_go_on(server):
     with ThreadPoolExecutor(1) as pool:
         table = sim.sweep(grid, executor=pool, dsn=server.dsn, progress=False)
     assert table["done"].fillna(-1).tolist() == [60, -1]
-    assert table["error"].tolist() == [None, "InvalidInput: kill at 1 s aims at worker-7, but there are worker-0 to worker-0"]
+    assert table["error"].tolist() == [
+        None,
+        "InvalidInput: kill at 1 s aims at worker-7, but there are worker-0 to worker-0",
+    ]
     assert databases(server.dsn) == before
 
 
@@ -93,4 +99,6 @@ def test_a_dask_cluster_runs_a_sweep_with_the_same_result(server):
         table = sim.sweep(grid, executor=client.get_executor(), dsn=server.dsn, progress=False)
     with ThreadPoolExecutor(1) as pool:
         here = sim.sweep(grid, executor=pool, dsn=server.dsn, progress=False)
-    pd.testing.assert_frame_equal(table.drop(columns="real_seconds"), here.drop(columns="real_seconds"), check_exact=True)
+    pd.testing.assert_frame_equal(
+        table.drop(columns="real_seconds"), here.drop(columns="real_seconds"), check_exact=True
+    )

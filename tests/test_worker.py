@@ -497,7 +497,7 @@ def test_one_poison_job_in_a_batch_kills_no_job_that_had_not_started(dsn, queue,
 
 
 def test_a_job_that_comes_due_behind_the_others_does_not_wait_for_their_end(dsn, queue, conn):
-    """Claims begin where the last one ended: a late commit or an early run_at is found by the next one from the start."""
+    """Claims begin where the last one ended: a late commit or an early run_at is found by the next from the start."""
     ran, late = [], threading.Event()
 
     def handler(lease, context):

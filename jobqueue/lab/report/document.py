@@ -222,7 +222,8 @@ def _states(review: Review) -> list[Block]:
     entries = review.found["matrix"]["entries"]
     text = (
         f"{n(len(entries), 'state')} that support may meet, each observed while a real queue was driven into it on "
-        f"PostgreSQL {review.found['matrix'].postgres}. {matrix.COMPLETE}"
+        f"PostgreSQL {review.found['matrix'].postgres}. {matrix.COMPLETE} Commands in `backquotes` are arguments of "
+        f"python -m jobqueue."
     )
     frame = entries.rename(columns={"roll_back": "criterion to roll back"})
     shown = frame.drop(columns="query")

@@ -66,7 +66,7 @@ class Worker:
         self.owner = limits.owner(_unique_owner() if owner is None else owner)
         self.handlers = _checked_handlers(handlers)
         self.concurrency = limits.integer(concurrency, "concurrency", 1, 500)
-        self.prefetch = limits.integer(prefetch, "prefetch", 0, 500)
+        self.prefetch = limits.integer(prefetch, "prefetch", 0, limits.BATCH)
         self.poll_seconds = limits.seconds(poll_seconds, "poll_seconds", 0.001, 86_400)
         self.grace_seconds = limits.seconds(grace_seconds, "grace_seconds", 0, 86_400)
         self.artifacts, self.on_dead, self.dsn, self.prepare_threshold = artifacts, on_dead, dsn, prepare_threshold

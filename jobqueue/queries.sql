@@ -118,14 +118,16 @@ with picked as materialized (
     where j.type = asked.type and j.status = 'ready' and j.run_at <= jobqueue.now()
       and (j.run_at, j.id) > (%(after_at)s::timestamptz, %(after_id)s::bigint)
     order by j.run_at, j.id limit %(limit)s for no key update skip locked) due
-  where not exists (select from jobqueue.paused_type p where p.type = asked.type))
-update jobqueue.job j set
-  status = 'running', epoch = epoch + 1, attempts = attempts + 1, locked_by = %(owner)s, started_at = jobqueue.now(),
-  locked_until = jobqueue.now()
-    + (%(leases)s::float8[])[array_position(%(types)s::text[], j.type)] * interval '1 second'
-where id = any (array(select id from picked where place <= %(limit)s and (place <= %(slots)s or safe)))
-  and (select jobqueue.durable())
-returning id, type, payload, locked_by, epoch, attempts, releases, locked_until, slot, run_at
+  where not exists (select from jobqueue.paused_type p where p.type = asked.type)),
+taken as (
+  update jobqueue.job j set
+    status = 'running', epoch = epoch + 1, attempts = attempts + 1, locked_by = %(owner)s, started_at = jobqueue.now(),
+    locked_until = jobqueue.now()
+      + (%(leases)s::float8[])[array_position(%(types)s::text[], j.type)] * interval '1 second'
+  where id = any (array(select id from picked where place <= %(limit)s and (place <= %(slots)s or safe)))
+    and (select jobqueue.durable())
+  returning id, type, payload, locked_by, epoch, attempts, releases, locked_until, slot, run_at)
+select * from taken order by run_at, id
 
 -- name: ready_types
 -- A loose index scan: as many steps as there are types, however long the queue.

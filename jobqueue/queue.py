@@ -145,7 +145,7 @@ class Queue:
         ahead: int = 0,
         after: Place | None = None,
         meanwhile: Callable[[], None] | None = None,
-    ) -> tuple[list[Outcome], Claim]:
+    ) -> "Exchanged":
         """What a worker's round needs, in one transaction and one round trip: complete what finished, claim what is
         free.
 
@@ -159,7 +159,7 @@ class Queue:
         asked = claim_arguments(owner, leases, slots, ahead, after)
         with translated(self.conn), self._own_transaction("claim"):
             if not finished and meanwhile is None:
-                return [], _claim(self._rows(SQL.claim, asked))
+                return Exchanged([], _claim(self._rows(SQL.claim, asked)))
             ends, begins = (self.conn.cursor(row_factory=tuple_row) for _ in range(2))
             with self.conn.pipeline():
                 if finished:
@@ -169,8 +169,8 @@ class Queue:
                 if meanwhile is not None:
                     meanwhile()
             # Read only here, after the block's Sync: before the commit is confirmed nothing has happened.
-            hit, rows = ends.fetchall() if finished else [], begins.fetchall() if limit else []
-            return self._answers("complete", finished, hit), _claim(rows)
+            outcomes = self._answers("complete", finished, ends.fetchall()) if finished else []
+            return Exchanged(outcomes, begins if limit else _claim([]))
 
     def why_empty(self, types: Sequence[str]) -> Claim:
         """An empty claim with its reason, for these types, without claiming."""
@@ -463,10 +463,45 @@ def claim_arguments(
     return asked | {"limit": slots + ahead, "slots": slots, "after_at": after_at, "after_id": after_id}
 
 
+class Exchanged:
+    """What an exchange brought, as (outcomes, claim). The claim is read from the answer when it is first asked for: a
+    worker sends its next exchange before, and the server does not wait for that."""
+
+    def __init__(self, outcomes: list[Outcome], claim: Claim | psycopg.Cursor[TupleRow]) -> None:
+        self.outcomes = outcomes
+        self._claim = claim
+
+    @property
+    def claim(self) -> Claim:
+        if not isinstance(self._claim, Claim):
+            self._claim = _claim(self._claim.fetchall())
+        return self._claim
+
+    @property
+    def count(self) -> int:
+        """How many jobs were claimed."""
+        return len(self._claim) if isinstance(self._claim, Claim) else self._claim.rowcount
+
+    @property
+    def last(self) -> Place | None:
+        """As the claim's."""
+        if isinstance(self._claim, Claim):
+            return self._claim.last
+        self._claim.scroll(self._claim.rowcount - 1, mode="absolute")
+        row = self._claim.fetchone()
+        self._claim.scroll(0, mode="absolute")
+        return _place(row) if row else None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.outcomes, self.claim))
+
+
 def _claim(rows: list[TupleRow]) -> Claim:
-    """UPDATE … RETURNING keeps no order, so it is made here."""
-    rows = sorted(rows, key=lambda row: (row[9], row[0]))
-    return Claim(tuple(_lease(row) for row in rows), last=(rows[-1][9], rows[-1][0]) if rows else None)
+    return Claim(tuple(_lease(row) for row in rows), last=_place(rows[-1]) if rows else None)
+
+
+def _place(row: TupleRow) -> Place:
+    return row[9], row[0]
 
 
 def _identity(lease: Lease) -> TupleRow:

@@ -10,7 +10,7 @@ from .errors import InfrastructureError, JobQueueError
 from .loop import Pause, Session, log
 from .model import Claim, Empty, Place
 from .outcome import Outcome
-from .queue import Queue
+from .queue import Exchanged, Queue
 from .shift import Held, Shift
 from .sql import SQL
 from .transactions import translated
@@ -41,7 +41,7 @@ class Rounds:
         self._pause = Pause()
         self._idle = False
         # What finished, how it was answered, a claim, and when all of it was sent; not taken in yet.
-        self._brought: tuple[list[Held], list[Outcome], Claim, float] | None = None
+        self._brought: tuple[list[Held], Exchanged, float] | None = None
         self._after: Place | None = None  # where the last claim ended
         self._from_the_start_at = 0.0  # when a claim must begin at the oldest due job again
         self._retry_at = self._recover_at = self._claim_at = self._claimed_at = self._listening_until = 0.0
@@ -63,9 +63,9 @@ class Rounds:
         other half of what this worker may hold."""
         brought, self._brought = self._brought, None
         if brought is not None:
-            finished, outcomes, claim, sent = brought
-            self._shift.take([Held(lease, self._worker.handlers[lease.type], sent) for lease in claim])
-            self._answered(finished, outcomes)
+            finished, exchanged, sent = brought
+            self._shift.take([Held(lease, self._worker.handlers[lease.type], sent) for lease in exchanged.claim])
+            self._answered(finished, exchanged.outcomes)
 
     def settle(self, until: float, done: Callable[[], bool]) -> None:
         """Completes what finishes, claiming nothing, until done() or the deadline."""
@@ -124,25 +124,26 @@ class Rounds:
             options: dict[str, Any] = {"leases": self._leases, "slots": slots, "ahead": ahead, "after": after}
             if self._brought:
                 options["meanwhile"] = self.digest
-            self._brought = finished, *queue.exchange(leases, self._worker.owner, **options), sent
+            exchanged = queue.exchange(leases, self._worker.owner, **options)
+            self._brought = finished, exchanged, sent
         except BaseException as error:  # a KeyboardInterrupt, too, may come after the commit
             self.digest()
             self._shift.finished.extendleft(reversed(finished))
             refused = isinstance(error, JobQueueError) and self.session.is_open  # in so many words, by the server
             self._cut_off(claiming=bool(sent and slots + ahead and not refused))
             raise
-        claim = self._brought[2]
-        if len(claim) < LARGE:
+        count = exchanged.count
+        if count < LARGE:
             self.digest()
         if slots + ahead:
-            self._mark(claim, len(claim) < slots + ahead, after, sent)
-            if claim or after is None:
-                self._claimed(queue, len(claim))
-        return len(claim)
+            self._mark(None if count < slots + ahead else exchanged.last, after, sent)
+            if count or after is None:
+                self._claimed(queue, count)
+        return count
 
-    def _mark(self, claim: Claim, is_short: bool, after: Place | None, sent: float) -> None:
+    def _mark(self, last: Place | None, after: Place | None, sent: float) -> None:
         """Where the next claim begins: after this one, or after a short one at the oldest due job, which tells all."""
-        self._after = None if is_short else claim.last
+        self._after = last
         if after is None:
             now = time.monotonic()
             self._from_the_start_at = now + max(FROM_THE_START_SECONDS, SCAN_SHARE * (now - sent))
@@ -175,7 +176,7 @@ class Rounds:
 
     @property
     def _undigested(self) -> int:
-        return len(self._brought[2]) if self._brought else 0
+        return self._brought[1].count if self._brought else 0
 
     def _ahead(self, now: float) -> int:
         """As many as the slots are expected to begin within a moment; none while handlers take long."""

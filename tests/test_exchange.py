@@ -28,7 +28,8 @@ def fill(queue, *jobs):
 
 def claimed(queue, slots, ahead=0, finished=()):
     """Ids that a round claims."""
-    return [lease.id for lease in queue.exchange(list(finished), "A", leases={"mail": 30}, slots=slots, ahead=ahead)[1]]
+    exchanged = queue.exchange(list(finished), "A", leases={"mail": 30}, slots=slots, ahead=ahead)
+    return [lease.id for lease in exchanged.claim]
 
 
 def lose_lease(queue, conn):
@@ -175,3 +176,14 @@ def test_with_several_types_the_mark_is_one_for_all(queue):
         order += [lease.id for lease in claim]
         after = claim.last
     assert order == ids
+
+
+def test_what_an_exchange_brought_can_be_read_after_the_next_was_sent(queue):
+    ids = fill(queue, 5, 5, 5, 5)
+    first = queue.exchange([], "A", leases={"mail": 30}, slots=2, meanwhile=lambda: None)
+    assert (first.count, first.last[1]) == (2, ids[1])
+    seen = []
+    options = {"leases": {"mail": 30}, "slots": 2, "after": first.last}
+    second = queue.exchange([], "A", **options, meanwhile=lambda: seen.extend(first.claim))
+    assert ([lease.id for lease in seen], [lease.id for lease in second.claim]) == (ids[:2], ids[2:])
+    assert queue.complete_many(seen) == [Outcome.APPLIED] * 2

@@ -391,11 +391,12 @@ class Recorder:
         seconds = max(leases.values(), default=0)
         wanted = [_of_lease(self._client, "complete", lease) for lease in finished]
         *ends, begins = self._begun([*wanted, Call(self._client, 0, "claim", owner=owner, lease_seconds=seconds)])
-        told, claim = self._sent([*ends, begins], lambda: self._queue.exchange(finished, owner, leases=leases, **rest))
+        exchanged = self._sent([*ends, begins], lambda: self._queue.exchange(finished, owner, leases=leases, **rest))
+        told, claim = exchanged
         for call, outcome in zip(ends, told, strict=True):
             self._keep(self._answered(call, outcome=outcome.name))
         self._granted(begins, list(claim), {lease.id: leases[lease.type] for lease in claim})
-        return told, claim
+        return exchanged
 
     def heartbeat(self, lease: Lease, *, lease_seconds: float = 30):
         return self._spoken(

@@ -371,7 +371,7 @@ def _worked_off(queue: Queue, leases: list) -> bool:
 
 def _claimed(queue: Queue, ahead: int, rule: bool, owner: str) -> list:
     slots, beyond = (1, ahead) if rule else (1 + ahead, 0)
-    return list(queue.exchange([], owner, leases={"poison": 30.0, "mail": 30.0}, slots=slots, ahead=beyond)[1])
+    return list(queue.exchange([], owner, leases={"poison": 30.0, "mail": 30.0}, slots=slots, ahead=beyond).claim)
 
 
 def releases(dsn: str) -> dict:

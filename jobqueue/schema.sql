@@ -107,9 +107,9 @@ with (fillfactor = 70,
 
 -- Partial, by type: a claim walks neither finished rows, nor the future, nor other types' backlog
 -- (the full index on (status, run_at) costs a fifth of the speed).
--- Measured and left: no index whose predicate mentions status, so that a completion is HOT. With fillfactor 50 a job then
--- costs the server 33.5 µs instead of 39.7, and 566 bytes of WAL instead of 753; but running rows could be found only
--- through a BRIN index, a window that the reaper keeps, and now and then a pass over the whole table.
+-- Measured and left: no index whose predicate mentions status, so that a completion is HOT. With fillfactor 50 a job
+-- then costs the server 33.5 µs instead of 39.7, and 566 bytes of WAL instead of 753; but running rows could be found
+-- only through a BRIN index, a window that the reaper keeps, and now and then a pass over the whole table.
 create index job_ready on jobqueue.job (type, run_at, id) where status = 'ready';
 create index job_running on jobqueue.job (id) where status = 'running';
 create index job_dead on jobqueue.job (finished_at) where status in ('failed', 'dead');

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # The files with most long tests first: begun last, one of them would keep everybody waiting.
+    long = Counter(item.path for item in items for name in ("long", "browser") if item.get_closest_marker(name))
+    items.sort(key=lambda item: -long[item.path])
     if not config.getoption("--all"):
         for item in items:
             for name in ("long", "browser"):

@@ -62,13 +62,6 @@ def test_a_suggestion_is_sentences_and_the_arguments_of_a_run(plan, server):
     assert run.jobs["status"].eq("done").all()
 
 
-def test_jobs_that_outlast_the_busiest_stretch_are_planned_for_by_the_whole(server):
-    long = workload.poisson(rate=1.0, service=workload.constant(400), n=1_500)
-    found = planner.suggest(long, targets=TARGETS | {"recovery_seconds": 60}, jobs=100, dsn=server.dsn, progress=False)
-    assert (found.workers_of_the_stretch <= 110, 380 <= found["workers"].value <= 480) == (True, True)
-    assert "would do for the busiest stretch" in found["workers"].because
-
-
 def test_the_busiest_stretch_is_planned_for():
     quiet, busy = np.arange(200) * 10.0, 2000 + np.arange(100) * 1.0
     work = Workload(np.concatenate([quiet, busy]), ["job"] * 300, np.ones(300), ["done"] * 300)

@@ -6,7 +6,6 @@
     sim.run(workload, **plan.parameters())              # and as the arguments of the next run
 
 What is simulated is the busiest stretch of the workload, so the figures are those of its worst hour, not of its mean.
-That stretch begins empty: where jobs outlast it, the whole workload, computed first come, first served, asks for more.
 """
 
 import math
@@ -20,7 +19,7 @@ from tqdm.auto import tqdm
 
 from .. import Backoff, limits
 from ..errors import InvalidInput
-from . import faults, fifo, sim, theory
+from . import faults, sim, theory
 from .workload import Workload
 
 MOST_WORKERS = 100_000
@@ -81,13 +80,9 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """The recommendations, in the order in which they depend on each other.
-
-    workers_of_the_stretch: what the busiest stretch alone, begun with nothing at work, would need.
-    """
+    """The recommendations, in the order in which they depend on each other."""
 
     recommendations: tuple[Recommendation, ...]
-    workers_of_the_stretch: int
 
     def __getitem__(self, parameter: str) -> Recommendation:
         return next(one for one in self.recommendations if one.parameter == parameter)
@@ -128,10 +123,9 @@ def suggest(
     stretch = busiest(work, limits.integer(jobs, "jobs", 100, 10**6))
     with tqdm(unit="run", disable=not progress, leave=False) as bar:
         trials = _Trials(stretch, wanted, seed, dsn, bar)
-        workers, of_the_stretch = _workers(trials, fifo.fewest(work, wanted.p99_age_seconds))
+        workers = _workers(trials)
         lease, heartbeat = _lease(trials, workers.value)
-        chosen = (workers, lease, heartbeat, _poll(trials), *_retries(trials, workers.value))
-        return Suggestion(chosen, of_the_stretch)
+        return Suggestion((workers, lease, heartbeat, _poll(trials), *_retries(trials, workers.value)))
 
 
 def busiest(work: Workload, n: int) -> Workload:
@@ -186,9 +180,8 @@ def age_by_formula(trials: _Trials, workers: int) -> float:
     return theory.queue_age_quantile(OF_THE_TIME, trials.rate, trials.service, workers) * (1 + trials.scv) / 2
 
 
-def _workers(trials: _Trials, of_the_whole: int) -> tuple[Recommendation, int]:
-    """The fewest whose simulated p99 age keeps the target: from the formula's answer outwards, then between; but no
-    fewer than the whole workload asks for, which a stretch that its jobs outlast can't know."""
+def _workers(trials: _Trials) -> Recommendation:
+    """The fewest whose simulated p99 age keeps the target: from the formula's answer outwards, then between."""
     limit = trials.targets.p99_age_seconds
     known: dict[int, float] = {}
 
@@ -197,16 +190,18 @@ def _workers(trials: _Trials, of_the_whole: int) -> tuple[Recommendation, int]:
             known[workers] = _simulated_age(trials, workers)
         return known[workers] <= limit
 
-    of_the_stretch = enough = _fewest(keeps, _first_guess(trials, limit))
+    enough = _fewest(keeps, _first_guess(trials, limit))
     load = trials.rate * trials.service
-    why = f"the busiest stretch offers {load:,.3g} erlangs, so they are {load / enough:.0%} busy."
-    if of_the_whole > enough and keeps(of_the_whole):
-        enough = of_the_whole
-        why = f"{of_the_stretch:,} would do for the busiest stretch, but its jobs outlast it: the whole asks for more."
-    formula = "p99 of M/M/c's queue age, P(age > t) = ρ·C·exp(−(cμ−λ)t), times (1 + cv²)/2"
-    expected = age_by_formula(trials, enough)
-    chosen = Recommendation("workers", enough, "p99_age_seconds", limit, known[enough], expected, formula, why)
-    return chosen, of_the_stretch
+    return Recommendation(
+        "workers",
+        enough,
+        "p99_age_seconds",
+        limit,
+        known[enough],
+        age_by_formula(trials, enough),
+        "p99 of M/M/c's queue age, P(age > t) = ρ·C·exp(−(cμ−λ)t), times (1 + cv²)/2",
+        f"the busiest stretch offers {load:,.3g} erlangs, so they are {load / enough:.0%} busy.",
+    )
 
 
 def _first_guess(trials: _Trials, limit: float) -> int:

@@ -183,8 +183,10 @@ def _poll(found, row) -> Decision:
 
 
 def _backoff(found, row) -> Decision:
-    backoff = parameters(found["plan"])["backoff"]
-    peak, expected, met = row["simulated"], row["by_formula"], bool(row["met"])
+    backoff, plan = parameters(found["plan"])["backoff"], found["plan"].figures
+    scale = plan["herd_scale"]  # the planner's herd is that of its own number of workers
+    peak, expected = row["simulated"] * scale, row["by_formula"] * scale
+    met = bool(peak <= row["limit"])
     choice = f"{backoff.shape}, {backoff.jitter} jitter, {d(backoff.base_seconds)} to {d(backoff.ceiling_seconds)}"
     outage = found["plan"].parameters["outage_seconds"]
     bound = backoff.base_seconds >= outage / 4

@@ -21,23 +21,10 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from ... import Backoff, limits
-from .. import (
-    database,
-    explorer,
-    faults,
-    fifo,
-    matrix,
-    observe,
-    planner,
-    scenarios,
-    sim,
-    studies,
-    studies_faults,
-    workload,
-)
+from .. import database, explorer, faults, matrix, observe, planner, scenarios, sim, studies, studies_faults, workload
 from ..planner import Targets
 from ..workload import Workload
-from . import runs
+from . import fifo, runs
 from .runs import Stored
 
 BUCKETS = 96
@@ -188,23 +175,32 @@ def busy_by_bucket(work: Workload, width: float) -> np.ndarray:
 
 
 def _plan(bench: Bench) -> Stored:
-    """The planner's; what its busiest stretch alone would need stands beside what the whole load asks for."""
+    """The planner's, and for the whole load more workers where its busiest stretch alone needs fewer."""
     work, targets, seed = bench.inputs.work, bench.inputs.targets, bench.inputs.seed
     found = planner.suggest(work, targets=targets, seed=seed, jobs=PLANNED_JOBS, dsn=bench.dsn,
                             progress=bench.progress)  # fmt: skip
     stretch = planner.busiest(work, PLANNED_JOBS)
-    values = found.parameters()
-    values["backoff"] = asdict(values["backoff"])
+    values = {**found.parameters()}
+    least = fifo.fewest(work, targets.p99_age_seconds)
+    values["workers"] = max(values["workers"], least)
+    more, base = values["workers"] / found["workers"].value, values["backoff"].base_seconds
+    values["backoff"] = asdict(_slower(values["backoff"], more, targets.outage_seconds))
     table = found.frame()
     table["value"] = table["value"].map(_worded)
     figures = {
-        "values": values, "planned_workers": found.workers_of_the_stretch,
-        "fifo_workers": fifo.fewest(work, targets.p99_age_seconds),
+        "values": values, "planned_workers": found["workers"].value, "fifo_workers": least,
         "stretch_jobs": len(stretch), "stretch_seconds": stretch.span_seconds, "stretch_erlangs": stretch.offered_load,
         "stretch_mean_seconds": float(stretch.service_seconds.mean()),
+        "herd_scale": more * base / values["backoff"]["base_seconds"],
         "mean_delay_sum_seconds": planner._mean_until(Backoff(**values["backoff"]), values["max_attempts"]),
     }  # fmt: skip
     return bench.stored({"jobs": PLANNED_JOBS, **asdict(targets)}, figures, {"recommendations": table})
+
+
+def _slower(backoff: Backoff, more: float, outage_seconds: float) -> Backoff:
+    """For so many times as many workers: a herd as slow as before, within the planner's bounds."""
+    base = min(max(backoff.base_seconds, float(f"{backoff.base_seconds * more:.2g}")), outage_seconds / 4)
+    return replace(backoff, base_seconds=max(base, backoff.base_seconds))
 
 
 def _worded(value) -> str:

@@ -87,8 +87,7 @@ copy jobqueue.job (id, type, payload, max_attempts, run_at) from stdin
 -- name: wake
 with woken as (
   delete from jobqueue.listener where id = any (array(
-    select l.id from jobqueue.listener l where l.types && %(types)s::text[]
-    limit %(count)s for update skip locked))
+    select l.id from jobqueue.listener l where l.types && %(types)s::text[] limit %(count)s for update skip locked))
   returning owner)
 select count(pg_notify('jobqueue_job', owner)) from woken
 
@@ -294,8 +293,7 @@ with lost as (
     history = jobqueue.note(history, 'lost', locked_by, epoch, null),
     history_trimmed = history_trimmed + (jsonb_array_length(history) >= 50)::int
   from unnest(%(ids)s::bigint[], %(delays)s::float8[]) as given(id, delay)
-  where j.id = given.id
-    and j.status is not distinct from 'running' and j.locked_until <= jobqueue.now()
+  where j.id = given.id and j.status is not distinct from 'running' and j.locked_until <= jobqueue.now()
   returning j.id, j.type, j.status, j.attempts),
 told as (insert into jobqueue.incident (name, type, n) select 'lease_lost', type, count(*) from lost group by type)
 select id, status, case when status = 'dead' then

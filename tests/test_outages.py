@@ -277,16 +277,16 @@ def test_a_worker_can_be_stopped_while_the_database_is_away_and_a_new_one_goes_o
     }  # nobody could be told: lost leases
 
 
-def test_a_worker_that_starts_before_its_database_waits_for_it(own_server, home):
+def test_a_worker_that_starts_before_its_database_waits_for_it(own_server, home, caplog):
     [job_id] = enqueue(home, "job")
     own_server.stop("fast")
     with working(home, {"job": lambda *_: None}):
-        time.sleep(0.3)
+        wait_until(lambda: "can't connect to" in caplog.text)
         own_server.start()
         wait_until(lambda: job(home, job_id).status == "done", 20)
 
 
-def test_a_database_that_has_become_read_only_is_waited_for_and_charges_nobody(own_server, home):
+def test_a_database_that_has_become_read_only_is_waited_for_and_charges_nobody(own_server, home, caplog):
     """As after a fail-over to a standby: 25006, which psycopg counts among internal errors."""
     ids = enqueue(home, "job", 4) + enqueue(home, "effect", 4)
     go = threading.Event()
@@ -302,7 +302,7 @@ def test_a_database_that_has_become_read_only_is_waited_for_and_charges_nobody(o
         set_for_all(own_server, "default_transaction_read_only = on")
         go.set()
         later = ids + ask_writing(home)
-        time.sleep(0.5)
+        wait_until(lambda: caplog.text.count("25006") >= 3, what="the third refusal")
         assert tally(home).get("done", 0) == 0
         set_for_all(own_server, "default_transaction_read_only = off")
         assert settled(home) == {"done": 9}

@@ -1,5 +1,6 @@
 """Ended leases: taken away once however many reapers run, whoever knows of the worker, and not just after an outage."""
 
+import threading
 import time
 
 import psycopg
@@ -21,12 +22,17 @@ def abandoned(queue, count, type="job", **options):
     return [lease.id for lease in leases]
 
 
+PASSES_SINCE = """select count(*) from pg_stat_activity where datname = current_database()
+    and application_name = 'jobqueue reaper' and query_start > %s"""
+
+
 def test_three_reapers_take_fifty_leases_away_once_each(dsn, queue, conn):
     ids = abandoned(queue, 50)
     reapers = [Reaper(dsn, poll_seconds=0.01, limit=7, backoff=SOON) for _ in range(3)]
     with running(reapers[0]), running(reapers[1]), running(reapers[2]):
         wait_until(lambda: statuses(conn) == {"ready": 50})
-        time.sleep(0.1)
+        [seen] = conn.execute("select clock_timestamp()").fetchone()
+        wait_until(lambda: conn.execute(PASSES_SINCE, (seen,)).fetchone() == (3,), what="one more pass of each")
     jobs = [queue.get(id) for id in ids]
     assert {(job.epoch, job.attempts, job.lease_losses, *ends(job)) for job in jobs} == {(1, 1, 1, "lost")}
     assert conn.execute("select sum(n)::int from jobqueue.incident where name = 'lease_lost'").fetchone()[0] == 50
@@ -133,10 +139,10 @@ def test_an_outage_shorter_than_the_grace_costs_no_lease_though_it_was_longer_th
         with psycopg.connect(server.dsn, autocommit=True) as conn:
             Queue(conn).install()
             job_id = Queue(conn).enqueue("job").id
-        done = []
+        done, renewed = [], threading.Event()
 
         def handler(lease, context):
-            time.sleep(4)
+            assert renewed.wait(20)
             done.append(lease.epoch)
 
         worker = Worker(server.dsn, {"job": Handler(handler, lease_seconds=0.6)}, poll_seconds=0.05)
@@ -147,6 +153,8 @@ def test_an_outage_shorter_than_the_grace_costs_no_lease_though_it_was_longer_th
             time.sleep(1.8)
             server.start()
             with psycopg.connect(server.dsn, autocommit=True) as conn:
+                wait_until(lambda: conn.execute("select locked_until > now() from jobqueue.job").fetchone() == (True,))
+                renewed.set()
                 wait_until(lambda: statuses(conn) == {"done": 1}, 20)
                 job = Queue(conn).get(job_id)
     assert (done, job.attempts, job.lease_losses) == ([1], 1, 0)

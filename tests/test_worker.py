@@ -591,13 +591,17 @@ def test_a_failure_whose_row_is_held_delays_no_other_failure(dsn, queue, conn):
     assert queue.get(held).attempts == 1
 
 
+WAITING_FOR_THE_TABLE = """select count(*) from pg_locks where not granted and locktype = 'relation'
+    and database = (select oid from pg_database where datname = current_database())"""
+
+
 def test_a_table_locked_by_a_migration_delays_and_stop_is_still_heard(dsn, queue, conn):
     job_id = queue.enqueue("quick", delay_seconds=0.3).id
     worker = Worker(dsn, {"quick": lambda *_: None}, poll_seconds=0.05)
     with psycopg.connect(dsn) as foreign, running(worker) as run:
         wait_until(lambda: "jobqueue-pulse" in threads())
         foreign.execute("lock table jobqueue.job in access exclusive mode")
-        time.sleep(0.5)  # it has met the lock by now
+        wait_until(lambda: conn.execute(WAITING_FOR_THE_TABLE).fetchone()[0])
         worker.stop()
         run.result(10)
     assert queue.get(job_id).attempts == 0

@@ -20,7 +20,6 @@ from math import ceil, inf
 from .. import Queue
 from ..model import Empty
 from ..outcome import Outcome
-from ..queue import COPY_FROM
 from ..sql import SQL, statements, text
 from . import handlers as lab_handlers
 from .clock import BEGINNING
@@ -139,9 +138,7 @@ class Simulation:
             self.line.presume([(None, 0)])
             self.queue.enqueue(**jobs[0])
         else:
-            most = COPY_FROM - 1  # COPY, which more at once would be, can't travel with a line's other statements
-            for begin in range(0, len(jobs), most):
-                self.queue.enqueue_many(jobs[begin : begin + most])
+            self.queue.enqueue_many(jobs)
         self.open += len(jobs)
         self.due += len(jobs)
         self.stir()

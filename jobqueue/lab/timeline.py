@@ -178,6 +178,11 @@ class Statement:
         self._rows = self._line.answer(query, params or {})
         return self
 
+    def copy(self, query: str):
+        """psycopg's own, after a flush: COPY can't travel with other statements."""
+        self._line.flush()
+        return psycopg.Connection.cursor(self._line).copy(query)
+
     @property
     def rowcount(self) -> int:
         return len(self._rows)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ os.environ.pop("JOBQUEUE_DSN", None)  # tests never touch somebody's database
 HOME = tempfile.mkdtemp(prefix="jobqueue-tests-", dir="/var/tmp" if os.path.isdir("/var/tmp") else None)
 os.chmod(HOME, 0o711)  # the server runs as another user where the tests run as root
 os.environ["JOBQUEUE_LAB_HOME"] = HOME
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job ignores it, and so would its children
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

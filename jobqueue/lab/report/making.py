@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +62,18 @@ class Inputs:
 
     @property
     def set_name(self) -> str:
-        return f"{self.name[:60]}-{self.digest[:10]}"
+        """Another load, target or seed is another set, and so is what other code makes of them."""
+        return f"{self.name[:60]}-{hashlib.sha256((self.digest + code()).encode()).hexdigest()[:10]}"
+
+
+@cache
+def code() -> str:
+    """Digest of all that a run comes from: the package without what only draws it or says it."""
+    root = Path(__file__).resolve().parents[2]
+    sources = [path.relative_to(root) for kind in ("py", "sql") for path in root.rglob(f"*.{kind}")]
+    kept = sorted(path.as_posix() for path in sources if path.parts[1:2] not in (("charts",), ("report",)))
+    own = [f"lab/report/{name}.py" for name in ("fifo", "making")]
+    return hashlib.sha256(b"".join((root / path).read_bytes() for path in [*kept, *own])).hexdigest()
 
 
 def office_hour() -> workload.Recipe:

@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,13 +89,25 @@ def read(
         raise InvalidInput(f"the stored set {name!r} lacks {', '.join(missing)}; stored sets: {have}")
     found = {step.name: found[step.name] for step in STEPS}
     stored = (directory or runs.home()) / runs.EVIDENCE
-    bears = decisions.bearing(decisions.needed(found), stored)
+    with _of_this_version(name, found):
+        bears = decisions.bearing(decisions.needed(found), stored)
+        decided = decisions.decide(found, bears)
     with tqdm(total=len(figures.slugs()), unit="chart", desc="charts", disable=not progress, leave=False) as bar:
         drawn = figures.draw(found, bears, lambda _: bar.update())
     facts = export.provenance(postgres=found["load"].postgres, seed=found["load"].seed, revision=revision)
     told = {"set": name, "revision": facts["revision"], "versions": facts["versions"]}
     pieces = evidence.gather(found["explorer"], stored)
-    return Review(title, found, decisions.decide(found, bears), pieces, drawn, told)
+    return Review(title, found, decided, pieces, drawn, told)
+
+
+@contextmanager
+def _of_this_version(name: str, found: Mapping[str, Stored]) -> Iterator[None]:
+    try:
+        yield
+    except KeyError as error:
+        made = ", ".join(sorted({run.revision for run in found.values()}))
+        raise InvalidInput(f"the stored set {name!r} (made by git {made}) has no {error}: it is of another version; "
+                           "make it again from its load") from error  # fmt: skip
 
 
 def write(review: Review, out: Path, *, replace: bool = False, chromium: bool = False, progress: bool = True) -> Pack:

@@ -19,6 +19,7 @@ class Proxy:
     """`cut_when(marker, point)`: the next session that sends the marker is cut before its request or its reply passes.
 
     "request": the server never hears of it. "reply": it has been carried out, and nobody hears of that.
+    `answers`: how many have passed so far, whatever the session.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -31,7 +32,7 @@ class Proxy:
         self._door.listen(50)
         self._lock = threading.Lock()
         self._marker, self._point = b"", ""
-        self.cuts = 0
+        self.cuts = self.answers = 0
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -86,10 +87,13 @@ class Proxy:
     def _replies(self, client: socket.socket, server: socket.socket, silent: threading.Event) -> None:
         with suppress(OSError):
             while data := server.recv(65_536):
+                is_whole = data[-6:-1] == b"Z\0\0\0\5"  # ReadyForQuery: it is done, and the commit with it
                 if silent.is_set():
-                    if data[-6:-1] == b"Z\0\0\0\5":  # ReadyForQuery: it is done, and the commit with it
+                    if is_whole:
                         break
                     continue
+                with self._lock:
+                    self.answers += is_whole
                 client.sendall(data)
         _shut(client), _shut(server)
 

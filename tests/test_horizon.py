@@ -7,7 +7,7 @@ import pytest
 from jobqueue.errors import InvalidInput
 from jobqueue.lab import charts, horizon, labels
 
-JOBS = 3000
+JOBS = 2000
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +22,16 @@ def test_every_variant_churns_the_same_jobs_in_turn(found):
     assert (found["claim_seconds"] > 0).all() and (found.groupby("variant")["busy_seconds"].diff().dropna() > 0).all()
 
 
-def test_a_held_snapshot_keeps_what_died(found):
-    last = found.groupby("variant").last()
-    assert last.loc["held, without watermark", "dead_tuples"] >= 1.5 * JOBS
-    assert last.loc["no snapshot held", "dead_tuples"] < last.loc["held, without watermark", "dead_tuples"]
+@pytest.mark.parametrize("variant, dead", [(horizon.VARIANTS[0], 0), (horizon.VARIANTS[2], 2000)], ids=["free", "held"])
+def test_a_held_snapshot_keeps_what_died(server, variant, dead):
+    """A thousand jobs leave two dead rows each; only a vacuum's own count is exact, between two it is an estimate."""
+    with horizon._variant(server.dsn, variant) as rounds:
+        for _ in range(10):
+            rounds.one()
+        conn = rounds._queue.conn
+        conn.execute("select pg_stat_force_next_flush()")
+        conn.execute("vacuum jobqueue.job")
+        assert conn.execute(horizon.SQL.state).fetchone()[0] == dead
 
 
 def test_the_table_tells_the_first_tenth_from_the_last():

@@ -34,6 +34,13 @@ def parser() -> argparse.ArgumentParser:
     matrix.add_argument("--quiet", action="store_true")
     matrix.add_argument("--yes", action="store_true", help=YES)
     matrix.set_defaults(act=_matrix)
+    explore = commands.add_parser("explore", help="the deep search: every order of calls, on the shipped SQL")
+    explore.add_argument("--shallower", type=int, default=0, metavar="N", help="so many actions less than the whole")
+    explore.add_argument("--output", metavar="NEW.json", help="what was covered; must not exist")
+    explore.add_argument("--postgres-prefix", metavar="DIR")
+    explore.add_argument("--quiet", action="store_true")
+    explore.add_argument("--yes", action="store_true", help=YES)
+    explore.set_defaults(act=_explore)
     _add_load(commands)
     _add_review(commands)
     return own
@@ -108,9 +115,7 @@ def _campaign(options) -> int:
 
     if not 0.1 <= options.minutes <= 24 * 60:
         raise InvalidInput(f"--minutes must lie in 0.1–1440, not {options.minutes:g}")
-    path = Path(options.output) if options.output else None
-    if path and (path.exists() or not os.access(path.parent, os.W_OK)):
-        raise InvalidInput(f"{path} exists, or its folder can't be written to: give a new name")
+    path = _new(options.output)
     report = campaign.run(options.minutes, options.seed, prefix=options.postgres_prefix,
                           progress=not options.quiet, confirm=options.yes or None)  # fmt: skip
     print(report.text())
@@ -132,6 +137,28 @@ def _matrix(options) -> int:
     return 0
 
 
+def _explore(options) -> int:
+    from . import explorer
+
+    if not 0 <= options.shallower <= 8:
+        raise InvalidInput(f"--shallower must lie in 0–8, not {options.shallower}")
+    path = _new(options.output)
+    found = explorer.deep(options.postgres_prefix, shallower=options.shallower, progress=not options.quiet,
+                          confirm=options.yes or None)  # fmt: skip
+    print(found.text())
+    if path:
+        path.write_text(found.dumps() + "\n", encoding="utf-8")
+    return 0 if found.held else 1
+
+
+def _new(output: str | None) -> Path | None:
+    """Where to write; refused before any work where it would overwrite something, or can't be written."""
+    path = Path(output) if output else None
+    if path and (path.exists() or not os.access(path.parent, os.W_OK)):
+        raise InvalidInput(f"{path} exists, or its folder can't be written to: give a new name")
+    return path
+
+
 def _nearest(folder: Path) -> Path:
     """The folder itself or the first one above it that is there."""
     return next(each for each in (folder, *folder.absolute().parents) if each.exists())
@@ -140,9 +167,7 @@ def _nearest(folder: Path) -> Path:
 def _load(options) -> int:
     from . import load
 
-    path = Path(options.output) if options.output else None
-    if path and (path.exists() or not os.access(path.parent, os.W_OK)):
-        raise InvalidInput(f"{path} exists, or its folder can't be written to: give a new name")
+    path = _new(options.output)
     given = {name: getattr(options, name) for name, *_ in LOAD}
     confirm = True if options.yes else None
     found = load.run(rates=options.rates, prefix=options.postgres_prefix, confirm=confirm,

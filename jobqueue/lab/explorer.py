@@ -35,6 +35,8 @@ from .line import SQL, Line
 
 CHECKS = "no statement of the queue is refused by its own table"
 START = datetime(2030, 1, 1, tzinfo=UTC)
+SAID = "The search plays every order of calls in databases of its own there, one after the other, and drops them."
+DEEP_SECONDS = 3600  # for one family; the slowest takes a minute
 _VACUUM_AFTER = 100  # states
 _INSTANTS_OF_THE_PAST = re.compile(r'"at" ?: ?"[^"]*",? ?')  # of a history: nothing ever compares them
 
@@ -201,6 +203,43 @@ def explore_all(
         return [_in_own_database(*one) for one in todo]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
         return list(pool.map(_in_own_database, *zip(*todo, strict=True)))
+
+
+@dataclass(frozen=True)
+class Deep:
+    """A search of every family, to be kept as evidence."""
+
+    postgres: str
+    results: tuple[Explored, ...]
+
+    @property
+    def held(self) -> bool:
+        return all(one.complete and one.violation is None for one in self.results)
+
+    def text(self) -> str:
+        """The table of what was covered, and a shortest trace of each violation."""
+        traces = [f"\n{one.scenario}: {one.violation.promise}: {one.violation.detail}\n{one.violation.frame()}"
+                  for one in self.results if one.violation]  # fmt: skip
+        return "\n".join([frame(self.results).round(1).to_string(index=False), *traces])
+
+    def dumps(self) -> str:
+        """JSON, for the pack; without the seconds, two searches of one schema say the same."""
+        families = frame(self.results).drop(columns="seconds").to_dict("records")
+        return json.dumps({"kind": "search", "postgresql": self.postgres, "held": self.held, "families": families})
+
+
+def deep(
+    prefix=None, *, shallower: int = 0, progress: bool = False, confirm: bool | None = None
+) -> Deep:
+    """Searches `scenarios.FAMILIES` one after the other, so many actions less deep, on a server of its own or
+    (`database.ground`) on JOBQUEUE_DSN's."""
+    from .scenarios import FAMILIES  # they build on this module
+
+    with database.ground(SAID, prefix, confirm=confirm) as place:
+        bar = tqdm(FAMILIES, desc="every order of calls", unit="family", disable=not progress)
+        results = [_in_own_database(place.dsn, scenario, max(1, depth - shallower), DEEP_SECONDS)
+                   for scenario, depth in bar]  # fmt: skip
+        return Deep(place.version, tuple(results))
 
 
 def frame(results: Sequence[Explored]) -> pd.DataFrame:

@@ -137,9 +137,9 @@ def _lease(found, row) -> Decision:
     slowest = _slowest(found["lease"], chosen, row["simulated"])
     kills = found["faults"]["recoveries"].query("fault == 'kill'")["ready_again_seconds"]
     seen = (
-        f"In the run with faults the kill cost {n(len(kills), 'lease')}, the slowest ready again after {d(kills.max())}"
+        f"In the run with faults kills cost {n(len(kills), 'lease')}, the slowest ready again after {d(kills.max())}"
         if len(kills)
-        else "In the run with faults the kill met no job"
+        else "In the run with faults no kill met a job"
     )
     sentence = (
         f"Lease {d(chosen)}, {row['because']} The slowest of the killed workers' jobs was ready again after "
@@ -161,7 +161,7 @@ def _heartbeat(found, row) -> Decision:
     lost = f"{round(row['simulated'] * planner.FREEZES)} of {planner.FREEZES}"
     sentence = (
         f"Renew every {d(beat)}, a third of the lease: two in a row may be late or lost. For stalls of {d(freeze)} on "
-        f"average {lost} simulated ones lost its lease, a share of {row['by_formula']:.2g} by "
+        f"average {lost} simulated ones lost the lease, a share of {row['by_formula']:.2g} by "
         f"formula. With {amount(busy)} jobs at work that is {amount(busy / beat)} rows renewed a "
         f"second, one statement a process."
     )
@@ -171,15 +171,24 @@ def _heartbeat(found, row) -> Decision:
 
 def _poll(found, row) -> Decision:
     poll, workers = parameters(found["plan"])["poll_seconds"], found["workers"].figures["workers"]
+    planned, drawn = row["simulated"], _picked_up(found["poll"], poll)
+    slowest, other = max(planned, drawn), min(planned, drawn)
+    apart = f" ({d(other)} in another run)" if d(other) != d(slowest) else ""
     sentence = (
         f"Poll every {d(poll)}. NOTIFY wakes an idle worker at once; where it does not reach one, a job is begun "
-        f"{d(row['simulated'])} after it is due on average, {d(row['by_formula'])} by formula. Idle, "
+        f"{d(slowest)} after it is due on average{apart}, {d(row['by_formula'])} by formula. Idle, "
         f"{n(workers, 'worker')} with one slot a process ask {amount(workers / poll)} times a second; "
         "with more slots a "
         f"process, as many times fewer."
     )
-    return Decision("poll", d(poll), f"mean pick-up ≤ {d(row['limit'])}", d(row["simulated"]), d(row["by_formula"]),
-                    bool(row["met"]), "pickup", sentence)  # fmt: skip
+    return Decision("poll", d(poll), f"mean pick-up ≤ {d(row['limit'])}", d(slowest), d(row["by_formula"]),
+                    bool(slowest <= row["limit"]), "pickup", sentence)  # fmt: skip
+
+
+def _picked_up(run: Stored, poll: float) -> float:
+    """The mean of the chart, where it was simulated at just this interval."""
+    own = run["pickup"].query("poll_seconds == @poll")["mean_seconds"]
+    return float(own.iloc[0]) if len(own) else 0.0
 
 
 def _backoff(found, row) -> Decision:

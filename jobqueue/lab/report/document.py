@@ -16,6 +16,8 @@ from .runs import Stored
 
 d, n = style.duration, style.count
 SECONDS_A_DAY = 86_400
+FAULTS = {"kill": "{} killed", "pause": "{} frozen", "outage": "{} out of reach",
+          "down": "{} jobs cut off from what they need"}  # fmt: skip
 CUT = 0.1  # of the span: a job longer than that makes the beginning of a history count
 
 
@@ -95,7 +97,8 @@ def _load(review: Review) -> list[Block]:
         f"{n(load['jobs'], 'job')} in {d(load['span_seconds'])}, {d(load['mean_seconds'])} each on average: "
         f"{amount(decisions.at_work(review.found))} at work at a time if none ever waited, "
         f"{amount(load['peak_busy'])} at "
-        f"most. {amount(load['erlangs'])} erlangs is what they bring: seconds of work for each second. "
+        f"most. {amount(load['erlangs'])} erlangs is what they bring: seconds of work for each second of arrivals, "
+        "what runs on after the last arrival included. "
         "The busiest minute "
         f"begins {d(load['peak_at_seconds'])} after the start and brings {amount(load['peak_per_second'])} jobs a "
         f"second.{failing}{left}"
@@ -155,7 +158,8 @@ def _faults(review: Review) -> list[Block]:
         f"The busiest {n(told['stretch_jobs'], 'job')}, which arrive in {d(told['stretch_seconds'])}, on "
         f"{n(told['processes'], 'worker')}{slots}, with these faults: {_plan_in_words(run)}. {_ended(told)} "
         f"{n(told['lease_losses'], 'lease')} lost, {n(told['refused'], 'late write')} of old owners refused; queue age "
-        f"{d(told['max_age'])} at worst. {_accounted(told)}"
+        f"{d(told['max_age'])} at worst, as far as it could be looked at: while the database is out of reach producers "
+        f"wait, too, and no job is added. {_accounted(told)}"
     )
     recoveries = run["recoveries"]
     by = recoveries.groupby(["fault", "worker"], sort=False).agg(
@@ -186,9 +190,8 @@ def _plan_in_words(run: Stored) -> str:
     for (kind, at), part in plan.groupby(["kind", "at"], sort=False):
         seconds = part["seconds"].iloc[0]
         whom = ", ".join(part["target"])
-        verb = {"kill": "killed", "pause": "frozen", "outage": "out of reach", "down": "its dependency away"}[kind]
         lasting = f", back after {d(seconds)}" if kind == "kill" else f" for {d(seconds)}"
-        words.append(f"{whom} {verb} at {d(at)}{lasting}")
+        words.append(f"{FAULTS[kind].format(whom)} at {d(at)}{lasting}")
     return "; ".join(words)
 
 
@@ -237,10 +240,10 @@ def _states(review: Review) -> list[Block]:
 
 
 def _evidence(review: Review) -> list[Block]:
-    held = [piece for piece in review.pieces if piece.was_run]
-    broken = [piece.kind for piece in held if piece.verdict == "BROKEN"]
+    broken = [piece.kind for piece in review.pieces if piece.verdict == "BROKEN"]
     missing = [piece for piece in review.pieces if not piece.was_run]
-    text = f"{len(held)} of {len(review.pieces)} kinds of evidence are there"
+    kinds = {piece.kind for piece in review.pieces}
+    text = f"{len(kinds) - len(missing)} of {len(kinds)} kinds of evidence are there"
     text += f"; BROKEN: {', '.join(broken)}" if broken else ", none of them broken"
     text += f"; not run here: {', '.join(piece.kind for piece in missing)}." if missing else "."
     out: list[Block] = [
@@ -302,7 +305,8 @@ def _limits(review: Review) -> list[Block]:
         f"The load is one sample. The planner looked at its busiest {n(plan.figures['stretch_jobs'], 'job')}; another "
         f"day can be worse. A history shows what the old system let through: jobs that were never sent because it was "
         f"slow are missing.",
-        "p99 of queue age leaves out one hundredth of the time: the worst age stands beside it wherever it is named.",
+        "p99 of queue age leaves out one hundredth of the time: read it together with the worst age, which the text "
+        "names.",
     ]
     if longest > CUT * load["span_seconds"]:
         texts.insert(3, cut)

@@ -17,13 +17,16 @@ from . import runs
 from .runs import Stored
 
 NOT_RUN = "not run here"
+SEARCH = "exhaustive search"
 FOLDER = "data/runs/evidence"
+DEEPER = f"python -m jobqueue lab explore --output {FOLDER}/search.json"
 COMMANDS = {
     "laboratory run": f"python -m jobqueue lab --output {FOLDER}/laboratory.json",
     "campaign": f"python -m jobqueue lab campaign --minutes 10 --output {FOLDER}/campaign.json",
     "load run": f"python -m jobqueue lab load --output {FOLDER}/load",
 }
 ASKED = {
+    SEARCH: "does any order of calls break a promise, up to this depth?",
     "laboratory run": "does each promise hold, shown statement by statement on a cluster of its own?",
     "campaign": "is anything lost or doubled under real kills, freezes and database crashes?",
     "load run": "which rate does the real server sustain at the target age?",
@@ -32,7 +35,10 @@ ASKED = {
 
 @dataclass(frozen=True)
 class Piece:
-    """One kind of evidence. verdict: held, BROKEN, or not run here; source: the file and its sha256, or the command."""
+    """One kind of evidence. verdict: held, BROKEN, cut short, measured, or not run here.
+
+    source: the file and its sha256, or the command.
+    """
 
     kind: str
     asked: str
@@ -48,12 +54,13 @@ class Piece:
 def gather(explored: Stored, directory: Path | None = None) -> list[Piece]:
     """The search that belongs to the runs, and what lies in the evidence folder; InvalidInput for a file that lies
     there and is none of these."""
-    found: dict[str, list[Piece]] = {kind: [] for kind in COMMANDS}
+    found: dict[str, list[Piece]] = {kind: [] for kind in (SEARCH, *COMMANDS)}
     for path in sorted((directory or runs.home() / runs.EVIDENCE).glob("**/*.json")):
         content = path.read_bytes()
         kind, told = _recognised(path, content)
         found[kind].append(_piece(kind, path, content, told))
-    return [_search(explored), *(piece for kind in COMMANDS for piece in found[kind] or [_missing(kind)])]
+    here = _search(explored, DEEPER if not found[SEARCH] else "")
+    return [here, *found[SEARCH], *(piece for kind in COMMANDS for piece in found[kind] or [_missing(kind)])]
 
 
 def table(pieces: list[Piece]) -> pd.DataFrame:
@@ -78,12 +85,14 @@ def _recognised(path: Path, content: bytes) -> tuple[str, dict]:
         return "campaign", told
     if {"verdict", "kind"} <= keys and told["kind"] == "load":
         return "load run", told
-    raise InvalidInput(f"evidence {path.name} is no laboratory run, campaign or load run: move it elsewhere")
+    if {"families", "kind"} <= keys and told["kind"] == "search":
+        return SEARCH, told
+    raise InvalidInput(f"evidence {path.name} is no laboratory run, campaign, search or load run: move it elsewhere")
 
 
 def _piece(kind: str, path: Path, content: bytes, told: dict) -> Piece:
     describe: Callable[[dict], tuple[str, str]] = {
-        "laboratory run": _laboratory, "campaign": _campaign, "load run": _load,
+        "laboratory run": _laboratory, "campaign": _campaign, "load run": _load, SEARCH: _deep,
     }[kind]  # fmt: skip
     name = path.name if path.name != "run.json" else f"{path.parent.name}/{path.name}"
     return Piece(kind, ASKED[kind], *describe(told), f"{name}, sha256 {hashlib.sha256(content).hexdigest()[:12]}")
@@ -93,16 +102,28 @@ def _missing(kind: str) -> Piece:
     return Piece(kind, ASKED[kind], NOT_RUN, "nothing", COMMANDS[kind])
 
 
-def _search(explored: Stored) -> Piece:
-    covered = explored["coverage"]
-    broken = covered[covered["violation"] != "none"]
-    shown = (
-        f"{style.count(covered['transitions'].sum(), 'call')} in every order over {len(covered)} families of actors, "
-        f"{style.count(covered['states'].sum(), 'state')}; "
-        + (f"broken: {', '.join(broken['violation'])}" if len(broken) else "no violation")
+def _search(explored: Stored, deeper: str) -> Piece:
+    verdict, shown = _covered(explored["coverage"])
+    source = "made with these runs (run explorer)" + (f"; deeper: {deeper}" if deeper else "")
+    return Piece(SEARCH, ASKED[SEARCH], verdict, shown, source)
+
+
+def _deep(told: dict) -> tuple[str, str]:
+    verdict, shown = _covered(pd.DataFrame(told["families"]))
+    return verdict, f"PostgreSQL {told['postgresql']}: {shown}"
+
+
+def _covered(families: pd.DataFrame) -> tuple[str, str]:
+    """(verdict, what the searches covered); one that did not come to its end proves nothing, and breaks nothing."""
+    broken = families.loc[families["violation"] != "none", "violation"]
+    cut = families.loc[~families["complete"] & (families["violation"] == "none"), "scenario"]
+    depths = " to ".join(map(str, sorted({families["depth"].min(), families["depth"].max()})))
+    ends = [f"broken: {', '.join(broken)}"] * (len(broken) > 0) + [f"not ended: {', '.join(cut)}"] * (len(cut) > 0)
+    return "BROKEN" if len(broken) else "cut short" if len(cut) else "held", (
+        f"{style.count(families['transitions'].sum(), 'call')} in every order of up to {depths} actions over "
+        f"{len(families)} families of actors, {style.count(families['states'].sum(), 'state')}; "
+        + ("; ".join(ends) or "no violation")
     )
-    return Piece("exhaustive search", "does any order of calls break a promise, up to this depth?",
-                 _held(broken.empty), shown, "made with these runs (run explorer)")  # fmt: skip
 
 
 def _laboratory(told: dict) -> tuple[str, str]:
@@ -118,7 +139,9 @@ def _laboratory(told: dict) -> tuple[str, str]:
 
 
 def _campaign(told: dict) -> tuple[str, str]:
-    injected = ", ".join(f"{n:,} {kind}" for kind, n in sorted(told["injected"].items()))
+    met = {kind: n for kind, n in sorted(told["injected"].items()) if kind != "missed"}
+    injected = ", ".join(f"{n:,} {kind}" for kind, n in met.items())
+    injected += f" ({missed:,} more met nobody)" if (missed := told["injected"].get("missed")) else ""
     broken = [promise for promise, members in told["broken"].items() if members]
     shown = (
         f"seed {told['seed']}, {told['minutes']:g} minutes, PostgreSQL {told['version']}: {injected}; "

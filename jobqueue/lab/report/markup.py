@@ -12,6 +12,7 @@ from .. import style
 from .blocks import Block, Figure, Heading, Listing, Paragraph, Table
 
 GENERATOR = "jobqueue.lab.report"
+SHORT = 12  # rows: a table that no page of a print may cut in two
 _FILES = resources.files(__package__)
 
 
@@ -62,13 +63,13 @@ def _figure(block: Figure, content: bytes) -> str:
 
 
 def _table(block: Table) -> str:
-    columns = list(block.frame.columns)
+    columns, short = list(block.frame.columns), "whole" if len(block.frame) <= SHORT else ""
     flush = ["right" if name in block.numbers else "" for name in columns]
     head = "".join(f"<th{_class(side)}>{_text(name)}</th>" for name, side in zip(columns, flush, strict=True))
     rows = "\n".join(_row(values, flush) for values in block.frame.itertuples(index=False))
     widths = "".join(f'<col style="width:{share:.0%}">' for share in block.widths)
     return (
-        f"<table><caption>{_text(block.caption)}</caption>{widths and f'<colgroup>{widths}</colgroup>'}"
+        f"<table{_class(short)}><caption>{_text(block.caption)}</caption>{widths and f'<colgroup>{widths}</colgroup>'}"
         f"<thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>"
     )
 

@@ -1,4 +1,4 @@
-"""JupyterLab in a real browser: the cockpit, by clicking; the notebook of the review pack, and the pack itself."""
+"""JupyterLab in a real browser: the cockpit, by clicks and keys; the review pack's notebook, and the pack itself."""
 
 import json
 import os
@@ -97,6 +97,18 @@ def press(page, words):
     page.get_by_role("button", name=words, exact=True).click()
 
 
+def press_by_key(page, words, key):
+    """As somebody without a mouse does."""
+    page.get_by_role("button", name=words, exact=True).focus()
+    page.keyboard.press(key)
+
+
+def write_plan(page, text):
+    """Into the editor, and on to the next field."""
+    page.locator(".jobqueue-plan textarea").fill(text)
+    page.keyboard.press("Tab")
+
+
 def await_state(page, worker, state):
     """Seconds until the row of the worker says so."""
     begun = time.monotonic()
@@ -116,7 +128,7 @@ def facts(page):
 
 @pytest.mark.browser
 @pytest.mark.timeout(300)
-def test_workers_are_killed_paused_resumed_and_started_by_clicking_and_no_job_is_lost(page, tmp_path):
+def test_workers_are_killed_paused_resumed_and_started_by_clicks_and_keys_and_no_job_is_lost(page, tmp_path):
     for i in range(4):
         await_state(page, f"worker-{i}", "running")
     press(page, "Load")
@@ -133,6 +145,16 @@ def test_workers_are_killed_paused_resumed_and_started_by_clicking_and_no_job_is
     seconds["Resume 2"] = await_state(page, "worker-2", "running")
     press(page, "Start 1")
     await_state(page, "worker-1", "running")
+    press_by_key(page, "Kill 0", "Enter")
+    await_state(page, "worker-0", "killed")
+    write_plan(page, "0 pause worker-3\n0.2 explode worker-3")
+    page.wait_for_selector(".jobqueue-error[role=alert]:has-text('plan: line 2: a fault is one of kill')")
+    write_plan(page, "0 pause worker-3 seconds=1\n0.2 start worker-0")
+    page.wait_for_selector(".jobqueue-error", state="detached")
+    press_by_key(page, "Play plan", "Space")
+    await_state(page, "worker-3", "paused")
+    for i in (0, 3):
+        await_state(page, f"worker-{i}", "running")
     found = wait_until(
         lambda: (f := facts(page))["open"] == 0 and f["done"] == f["total"] and f, 60, "the end of the load"
     )
@@ -141,9 +163,10 @@ def test_workers_are_killed_paused_resumed_and_started_by_clicking_and_no_job_is
     page.wait_for_selector(".jobqueue-said")
     page.locator(".jobqueue-cockpit").screenshot(path=str(tmp_path / "cockpit.png"))
     assert page.locator(".jobqueue-error").count() == 0
-    assert page.locator("[role=status]").inner_text().startswith("4 of 4 workers running; 0 jobs ready")
+    # The status line speaks every 5 s at most: what it says first may still be of before the end.
+    page.get_by_role("status").filter(has_text="4 of 4 workers running; 0 jobs ready").wait_for()
     exported = sorted(path.name for path in (tmp_path / "exports").glob("live-run*"))
-    assert exported == ["live-run-ages.csv", "live-run-attempts.csv", "live-run-faults.csv"] + [
+    assert exported == ["live-run-ages.csv", "live-run-attempts.csv", "live-run-faults.csv", "live-run-plan.json"] + [
         f"live-run.{kind}" for kind in ("md", "pdf", "png", "svg")
     ]
     assert len((tmp_path / "exports" / "live-run-attempts.csv").read_text().splitlines()) > found["total"]

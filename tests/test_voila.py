@@ -14,11 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers import CHROMIUM, wait_until
+from helpers import wait_until
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 60
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage")
 
 
 def command_of_run(monkeypatch, *arguments):
@@ -83,33 +82,3 @@ def workers_of(folder):
             if "--handlers" in process.cmdline() and str(folder) in process.environ().get("JOBQUEUE_EXPORTS", ""):
                 found.append(process)
     return found
-
-
-@pytest.mark.browser
-@pytest.mark.timeout(180)
-def test_a_worker_is_killed_by_the_keyboard_alone_and_a_plan_played(url, tmp_path):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1280, "height": 1500})
-        page.set_default_timeout(90_000)
-        page.goto(url)
-        page.wait_for_selector("[data-worker='worker-1'][data-state='running']")
-        page.get_by_role("button", name="Kill 1", exact=True).focus()
-        page.keyboard.press("Enter")
-        page.wait_for_selector("[data-worker='worker-1'][data-state='killed']")
-        plan = page.locator(".jobqueue-plan textarea")
-        plan.fill("0 pause worker-2\n0.2 explode worker-3")
-        page.keyboard.press("Tab")
-        page.wait_for_selector("[role=alert]:has-text('plan: line 2: a fault is one of kill')")
-        plan.fill("0 pause worker-2\n0.2 start worker-1")
-        page.keyboard.press("Tab")
-        page.wait_for_selector("[role=alert]", state="detached")
-        page.get_by_role("button", name="Play plan", exact=True).focus()
-        page.keyboard.press("Space")
-        page.wait_for_selector("[data-worker='worker-2'][data-state='paused']")
-        page.wait_for_selector("[data-worker='worker-1'][data-state='running']")
-        assert "of 4 workers running" in page.locator("[role=status]").inner_text()
-        page.locator(".jobqueue-cockpit").screenshot(path=str(tmp_path / "voila.png"))
-        browser.close()

@@ -1,4 +1,4 @@
--- Statements of the simulation: what a run is read out with. Instants are microseconds after the beginning: exact.
+-- Statements of the simulation and of its studies: what a run is read out with. Instants are microseconds after the beginning: exact.
 
 -- name: sample
 -- The measures at one instant. A job whose backoff runs is waiting for its retry, and not counted as ready.
@@ -20,6 +20,10 @@ select id, type, status,
   attempts, lease_losses
 from (select * from jobqueue.job union all select * from jobqueue.job_archive) j
 where id > %(after)s order by id limit %(most)s
+
+-- name: delays
+-- How long each job still has to wait.
+select extract(epoch from run_at - jobqueue.now())::float8 from jobqueue.job order by id
 
 -- name: next_slot
 select (extract(epoch from min(next_run_at) - %(beginning)s::timestamptz) * 1000000)::bigint from jobqueue.schedule

@@ -6,13 +6,15 @@ from datetime import datetime
 
 import numpy as np
 import pandas as pd
+import psycopg
 
-from .. import Backoff, Queue
+from .. import Backoff, Queue, limits
 from ..errors import InvalidInput
 from ..model import Job
-from . import faults, sim, theory, workload
+from . import database, faults, sim, theory, workload
 from .clock import BEGINNING, VirtualClock
 from .observe import recoveries
+from .simulation import SIM
 from .workload import Recipe, Service, Workload
 
 STEPS = ["seconds", "who", "does", "answer"]
@@ -78,37 +80,60 @@ def herd(jitters: Sequence[str], *, jobs: int, base_seconds: float, seed: int, d
     """policy, delay_seconds: how long each of `jobs` waits whose workers were all killed at one instant.
 
     Their leases were given at one instant, so they end at one; the reaper's backoff is all that spreads the retries.
+    The same leases are reaped with each jitter, and rolled back.
     """
-    return pd.concat([_herd(jitter, jobs, base_seconds, seed, dsn) for jitter in jitters], ignore_index=True)
+    with database.scratch(dsn) as own, psycopg.connect(own, autocommit=True) as conn:
+        queue = Queue(conn)
+        queue.install(virtual=True)
+        clock = VirtualClock(conn)
+        _enqueue_and_claim(queue, jobs)
+        clock.advance(KILLED_LEASE_SECONDS)
+        parts = [_herd(conn, jitter, base_seconds, seed) for jitter in jitters]
+    return pd.concat(parts, ignore_index=True)
 
 
-def _herd(jitter, jobs, base_seconds, seed, dsn):
-    together = Workload(np.zeros(jobs), ["job"] * jobs, np.full(jobs, 3600.0), ["done"] * jobs)
-    workers = -(-jobs // 1000)
-    run = sim.run(
-        together, workers=workers, concurrency=1000, lease_seconds=KILLED_LEASE_SECONDS, seed=seed, dsn=dsn,
-        faults=[faults.kill(worker, at=1) for worker in range(workers)], samples=1, progress=False,
-        backoff=Backoff("constant", base_seconds=base_seconds, jitter=jitter), until_seconds=KILLED_LEASE_SECONDS + 2,
-    )  # fmt: skip
-    ended = run.attempts.set_index("job_id")["ended"].reindex(run.jobs["id"]).to_numpy()
-    due = (run.jobs["run_at"] - pd.Timestamp(BEGINNING)).dt.total_seconds()
-    return pd.DataFrame({"policy": jitter, "delay_seconds": (due - ended).round(6)})
+def _enqueue_and_claim(queue: Queue, jobs: int) -> None:
+    for begin in range(0, jobs, limits.BATCH):
+        count = min(limits.BATCH, jobs - begin)
+        queue.enqueue_many([{"type": "job"}] * count)
+        queue.claim("killed", lease_seconds=KILLED_LEASE_SECONDS, limit=count)
+
+
+def _herd(conn, jitter, base_seconds, seed):
+    queue = Queue(conn, rng=random.Random(f"{seed}/backoff"))
+    backoff = Backoff("constant", base_seconds=base_seconds, jitter=jitter)
+    with conn.transaction(force_rollback=True):
+        while queue.reap(limit=limits.BATCH, backoff=backoff):
+            pass
+        delays = [float(seconds) for (seconds,) in conn.execute(SIM.delays)]
+    return pd.DataFrame({"policy": jitter, "delay_seconds": delays})
 
 
 def contention(policies: Mapping[str, Backoff], competitors: Sequence[int], *, seeds: Sequence[int],
                dsn: str) -> pd.DataFrame:
     """policy, competitors, seed, calls, seconds: n jobs begin at one instant and need a service that bears one call a
-    second, refused ones included; how many calls, and how long, until all of them are done."""
-    rows = [(name, n, seed, *_competition(backoff, n, seed, dsn)) for name, backoff in policies.items()
-            for n in competitors for seed in (seeds if backoff.jitter != "none" else seeds[:1])]
-    return pd.DataFrame(rows, columns=["policy", "competitors", "seed", "calls", "seconds"])
+    second, refused ones included; how many calls, and how long, until all of them are done.
+
+    Each policy and number is a type with a service of its own, so that one run a seed holds them all.
+    """
+    rows = [row for seed in seeds for row in _competitions(policies, competitors, seed, dsn)
+            if seed == seeds[0] or policies[row[0]].jitter != "none"]
+    found = pd.DataFrame(rows, columns=["policy", "competitors", "seed", "calls", "seconds"])
+    return found.sort_values("policy", key=lambda names: names.map(list(policies).index), kind="stable",
+                             ignore_index=True)
 
 
-def _competition(backoff, n, seed, dsn):
-    together = Workload(np.zeros(n), ["job"] * n, np.full(n, 0.1), ["done"] * n)
-    run = sim.run(together, workers=1, concurrency=n, backoff=backoff, seed=seed, dsn=dsn, max_attempts=10_000,
-                  faults=[faults.down("job", at=0, seconds=0, capacity=1)], samples=1, progress=False)
-    return len(run.attempts), run.span_seconds
+def _competitions(policies, competitors, seed, dsn):
+    groups = {f"{name}/{n}": (name, n) for name in policies for n in competitors}
+    types = [kind for kind, (_, n) in groups.items() for _ in range(n)]
+    total = len(types)
+    together = Workload(np.zeros(total), types, np.full(total, 0.1), ["done"] * total)
+    run = sim.run(together, workers=1, concurrency=total, seed=seed, dsn=dsn, max_attempts=10_000, samples=1,
+                  backoff={kind: policies[name] for kind, (name, _) in groups.items()}, progress=False,
+                  faults=[faults.down(kind, at=0, seconds=0, capacity=1) for kind in groups])
+    by_type = run.attempts.groupby("type")["ended"]
+    calls, ended = by_type.size(), by_type.max()
+    return [(name, n, seed, int(calls[kind]), float(ended[kind])) for kind, (name, n) in groups.items()]
 
 
 def dependency(backoff: Backoff, *, rate: float, capacity: float | None, max_attempts: int, seed: int, dsn: str,

@@ -13,7 +13,15 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullFormatter, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    MultipleLocator,
+    NullFormatter,
+    NullLocator,
+)
 
 from jobqueue.lab import labels
 
@@ -113,6 +121,8 @@ _STEPS = (
     *(3600 * hours for hours in (1, 2, 3, 6, 12)),
     *(86400 * days for days in (1, 2, 7, 14, 30)),
 )
+_SMALL_STEPS = tuple(m * 10.0**e for e in range(-6, 0) for m in (1, 2, 5))
+_TICKS = (*(10.0**e for e in range(-6, 2)), 60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 30 * 86400)
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _lock = threading.RLock()
 thousands = FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{value:,.0f}")
@@ -252,10 +262,19 @@ def seconds(axis, low, high, label, most=9):
 
 
 def log(axis, label, show):
-    """A logarithmic axis, labelled at the decades by `show`; matplotlib's own labels need mathtext, which is off."""
+    """A logarithmic axis, labelled at the decades by `show`; matplotlib's own labels need mathtext, which is off.
+
+    Durations are labelled where people count them: nobody says 16.7 min.
+    """
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if high < 150 * low else (1,), numticks=12))
+    narrow = high < 150 * low
+    if show is duration:
+        steps = (*_SMALL_STEPS, *_STEPS)
+        axis.set_major_locator(FixedLocator(steps if narrow else _TICKS))
+        axis.set_minor_locator(FixedLocator(steps))
+    else:
+        axis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if narrow else (1,), numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
     axis.set_minor_formatter(NullFormatter())
     axis.set_label_text(label, size=TEXT)
@@ -268,8 +287,7 @@ def whole(most):
 
 def step_seconds(span, most=9):
     """The smallest step between ticks, one that people count in, with which `span` needs at most `most` of them."""
-    small = (m * 10.0**e for e in range(-6, 0) for m in (1, 2, 5))
-    steps = (*small, *_STEPS)
+    steps = (*_SMALL_STEPS, *_STEPS)
     return next((step for step in steps if span / step <= most), _STEPS[-1] * max(1, round(span / _STEPS[-1] / most)))
 
 

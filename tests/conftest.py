@@ -16,18 +16,27 @@ os.environ.pop("JOBQUEUE_DSN", None)  # tests never touch somebody's database
 HOME = tempfile.mkdtemp(prefix="jobqueue-tests-", dir="/var/tmp" if os.path.isdir("/var/tmp") else None)
 os.chmod(HOME, 0o711)  # the server runs as another user where the tests run as root
 os.environ["JOBQUEUE_LAB_HOME"] = HOME
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job ignores it, and so would its children
+# A script's background job ignores it, and so would its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the long tests and those in a browser, too")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "short: shows in small what a long one shows; doesn't run with --all")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # The files with most long tests first: begun last, one of them would keep everybody waiting.
     long = Counter(item.path for item in items for name in ("long", "browser") if item.get_closest_marker(name))
     items.sort(key=lambda item: -long[item.path])
-    if not config.getoption("--all"):
+    if config.getoption("--all"):
+        twins = [item for item in items if item.get_closest_marker("short")]
+        config.hook.pytest_deselected(items=twins)
+        items[:] = [item for item in items if item not in twins]
+    else:
         for item in items:
             for name in ("long", "browser"):
                 if item.get_closest_marker(name):

@@ -95,7 +95,7 @@ def test_a_base_of_zero_stays_zero_where_the_power_overflows():
 @pytest.mark.parametrize("jitter", ["full", "equal", "decorrelated"])
 def test_ten_thousand_draws_stay_in_bounds_and_a_thousand_jobs_failing_together_spread(jitter):
     backoff = Backoff(jitter=jitter, ceiling_seconds=60)
-    for attempt in range(1, 21):
+    for attempt in (1, 2, 3, 5, 8, 13, 20):
         drawn = delays(backoff, attempt, 10_000)
         assert min(drawn) >= 0 and max(drawn) <= 60 and statistics.stdev(drawn[:1000]) > 0.05
 

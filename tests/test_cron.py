@@ -5,6 +5,7 @@ import random
 import re
 import time
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -305,28 +306,37 @@ def minutes(begin, end):
     return [begin + n * MINUTE for n in range((end - begin) // MINUTE)]
 
 
+@cache
+def walk(zone, after, until):
+    """Minute by minute: the instant, the wall clock, whether it shows that for the second time, what it left out."""
+    zone, instant, told = ZoneInfo(zone), after, []
+    before = after.astimezone(zone).replace(tzinfo=None)
+    while (instant := instant + MINUTE) <= until:
+        local = instant.astimezone(zone)
+        wall = local.replace(tzinfo=None)
+        told.append((instant, wall, local.fold, minutes(before + MINUTE, wall)))
+        before = wall
+    return told
+
+
 def by_the_rule(cron, zone, after, until):
-    """Minute by minute: cronsim's field sets, and the rule for clock changes in its plainest form."""
-    fields, fixed, zone, found = CronSim(cron, after), is_fixed(cron), ZoneInfo(zone), set()
+    """cronsim's field sets, and the rule for clock changes in its plainest form."""
+    fields, fixed = CronSim(cron, after), is_fixed(cron)
+    is_day = cache(fields.match_day)
 
     def named(wall):
         return (
             wall.minute in fields.minutes
             and wall.hour in fields.hours
             and wall.month in fields.months
-            and fields.match_day(wall.date())
+            and is_day(wall.date())
         )
 
-    before, instant = after.astimezone(zone).replace(tzinfo=None), after
-    while (instant := instant + MINUTE) <= until:
-        local = instant.astimezone(zone)
-        wall = local.replace(tzinfo=None)
-        if named(wall) and not (fixed and local.fold):
-            found.add(instant)
-        if fixed and wall - before > MINUTE and any(map(named, minutes(before + MINUTE, wall))):
-            found.add(instant)
-        before = wall
-    return sorted(found)
+    return [
+        instant
+        for instant, wall, again, left_out in walk(zone, after, until)
+        if (named(wall) and not (fixed and again)) or (fixed and any(map(named, left_out)))
+    ]
 
 
 def by_cronsim(cron, zone, after, until):

@@ -315,8 +315,9 @@ def test_a_closed_server_says_so():
 # ---- surroundings ----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", [
-    "o'brien's lab",
-    *(pytest.param(name, marks=pytest.mark.long) for name in ('say "hello"', "a $HOME b", "Zürich ☃", "x" * 150))])
+    "o'brien \"says\" a $HOME, Zürich ☃",
+    pytest.param("x" * 150, marks=pytest.mark.long),
+])  # fmt: skip
 def test_a_path_may_hold_anything(home, monkeypatch, name):
     monkeypatch.setenv("JOBQUEUE_LAB_HOME", str(home / name))
     with database.start() as dsn:

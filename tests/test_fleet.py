@@ -225,7 +225,7 @@ def test_when_the_supervisor_is_killed_nothing_is_left_and_the_client_is_told(pr
 
 
 def test_an_interrupt_of_the_client_reaches_nobody_and_leaves_the_pipe_whole():
-    """Each is sent when the client has asked for it: one that came outside of its `try` would end it, and rightly so."""
+    """Each is sent when the client has asked for it: one that came outside of its `try` would end it, rightly."""
     kernel, pids, _ = client("""
 for turn in range(30):
     try:

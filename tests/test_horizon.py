@@ -22,7 +22,9 @@ def test_every_variant_churns_the_same_jobs_in_turn(found):
     assert (found["claim_seconds"] > 0).all() and (found.groupby("variant")["busy_seconds"].diff().dropna() > 0).all()
 
 
-@pytest.mark.parametrize("variant, dead", [(horizon.VARIANTS[0], 0), (horizon.VARIANTS[2], 2000)], ids=["free", "held"])
+@pytest.mark.parametrize(
+    "variant, dead", [(horizon.VARIANTS[0], 0), (horizon.VARIANTS[2], 2000)], ids=["free", "held"]
+)
 def test_a_held_snapshot_keeps_what_died(server, variant, dead):
     """A thousand jobs leave two dead rows each; only a vacuum's own count is exact, between two it is an estimate."""
     with horizon._variant(server.dsn, variant) as rounds:

@@ -55,6 +55,7 @@ def check_mean(server, servers, utilisation, n):
     assert run.jobs["service_seconds"].mean() == pytest.approx(SERVICE, rel=0.1)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(("servers", "utilisation", "n"), SHORT)
 def test_the_mean_wait_lies_in_its_interval_around_erlangs(server, servers, utilisation, n):
     check_mean(server, servers, utilisation, n)
@@ -101,6 +102,7 @@ def check_pollaczek_khinchine(server, utilisation, n, cv):
     assert holds_little(run)
 
 
+@pytest.mark.short
 def test_a_lognormal_service_waits_as_pollaczek_and_khinchine_say(server):
     check_pollaczek_khinchine(server, 0.5, 2500, cv=0.8)
 
@@ -133,6 +135,7 @@ def test_the_herd_of_20000_retries_has_the_index_of_its_jitter(server, jitter):
     assert index == pytest.approx(theory.herd_index(jitter), rel=0.1)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("jitter", ["full", "equal"])
 def test_a_small_herd_lies_near_the_index_of_its_jitter(server, jitter):
     """200 a bin: the fullest of ten is about 12 % above their mean."""

@@ -248,6 +248,7 @@ def test_two_hundred_kills_at_random_moments_leave_exactly_one_job_a_slot(virtua
     assert amid >= 20, f"only {amid} of 200 were killed amid their tick: that proves little"
 
 
+@pytest.mark.short
 def test_ten_kills_leave_exactly_one_job_a_slot(virtual_dsn, virtual_conn, clock):
     clock.set(START)
     put(virtual_conn, 20)

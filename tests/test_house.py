@@ -331,8 +331,9 @@ def code_lines(path):
 
 
 def test_the_core_stays_small():
-    """Counted are lines of code, without blank lines, comments and docstrings."""
-    python, sql = sum(map(code_lines, MODULES)), sum(len(code_of_sql(path)) for path in CORE_SQL)
+    """Counted are lines of code, without blank lines, comments and docstrings; migrations tell what has been."""
+    today = [path for path in CORE_SQL if path.parent.name != "migrations"]
+    python, sql = sum(map(code_lines, MODULES)), sum(len(code_of_sql(path)) for path in today)
     assert (python <= PYTHON_LINES, sql <= SQL_LINES) == (True, True), (python, sql)
 
 

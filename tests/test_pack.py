@@ -97,3 +97,11 @@ def test_a_short_table_is_never_cut_by_the_end_of_a_page(review):
     page = markup.page("t", blocks, {}).decode()
     whole = [len(block.frame) <= markup.SHORT for block in blocks]
     assert [kind == ' class="whole"' for kind in re.findall(r"<table([^>]*)>", page)] == whole and set(whole) == {0, 1}
+
+
+def test_the_faults_are_told_in_the_order_in_which_their_figure_numbers_them(review):
+    run = review.found["faults"]
+    numbered = run["faults"].sort_values("time_seconds", kind="stable")["target"].tolist()
+    [text] = [block.text for block in document.blocks(review) if "with these faults" in getattr(block, "text", "")]
+    places = [text.index(f"{target} ") for target in dict.fromkeys(numbered) if f"{target} " in text]
+    assert len(places) >= 3 and places == sorted(places)

@@ -6,12 +6,12 @@ from jobqueue.lab import style
 
 # state: place of its box, and where its evidence is
 BOXES = {
-    "ready": ((0.0, 2.0), "run_at, attempts\nfrom job where status = 'ready'"),
-    "running": ((1.75, 2.0), "locked_by, epoch, locked_until\nfrom job where status = 'running'"),
-    "done": ((3.5, 2.0), "finished_by, published_digest\nfrom job where status = 'done'"),
+    "ready": ((0.0, 2.0), "run_at, attempts\nfrom job where\nstatus = 'ready'"),
+    "running": ((1.75, 2.0), "locked_by, epoch, locked_until\nfrom job where\nstatus = 'running'"),
+    "done": ((3.5, 2.0), "finished_by, published_digest\nfrom job where\nstatus = 'done'"),
     "failed": ((3.5, 1.0), "last_error, history\nfrom dead_letters"),
     "dead": ((1.75, 0.0), "history: failed or lost\nfrom dead_letters"),
-    "cancelled": ((0.0, 0.0), "history: cancelled\nfrom job where status = 'cancelled'"),
+    "cancelled": ((0.0, 0.0), "history: cancelled\nfrom job where\nstatus = 'cancelled'"),
     "archive": ((3.5, 0.0), "the same columns\nfrom job_archive"),
 }
 # from, to, verbs, bend, place of the words
@@ -28,7 +28,7 @@ ARROWS = (
     ("failed", "archive", "archive", 0.0, (3.5, 0.5)),
     ("dead", "archive", "archive", 0.0, (2.62, 0.09)),
 )
-_WIDTH, _HEIGHT = 1.14, 0.46
+_WIDTH, _HEIGHT = 1.06, 0.6
 
 
 @style.applied()
@@ -43,7 +43,7 @@ def states(**about):
     for begin, end, words, bend, place in ARROWS:
         _arrow(ax, begin, end, boxes, bend)
         ground = {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none"}
-        ax.text(*place, words, ha="center", va="center", size=7.2, bbox=ground, zorder=5)
+        ax.text(*place, words, ha="center", va="center", size=8, bbox=ground, zorder=5)
     return figure
 
 
@@ -54,8 +54,8 @@ def _box(ax, state, place, query):
     looks = {"boxstyle": "round,pad=0,rounding_size=0.06", "fc": "white", "ec": colour, "lw": 1.6}
     box = ax.add_patch(FancyBboxPatch(corner, _WIDTH, _HEIGHT, zorder=3, **looks))
     title = mark.text if mark else state
-    ax.text(place[0], place[1] + 0.12, title, ha="center", va="center", color=colour, weight="bold", size=9, zorder=4)
-    ax.text(place[0], place[1] - 0.08, query, ha="center", va="center", size=5.6, color=style.GREY, zorder=4)
+    ax.text(place[0], place[1] + 0.18, title, ha="center", va="center", color=colour, weight="bold", size=9.5, zorder=4)
+    ax.text(place[0], place[1] - 0.07, query, ha="center", va="center", size=7.4, color=style.GREY, zorder=4)
     return box
 
 

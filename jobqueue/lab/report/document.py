@@ -68,7 +68,7 @@ def _summary(review: Review) -> list[Block]:
     about = (
         f"For the load {load.parameters['workload']}. What is measured is simulated: the shipped SQL on a real "
         f"PostgreSQL {load.postgres}, workers and time virtual, seed {load.seed}; “by formula” stands beside it. The "
-        f"failure matrix and the evidence come from a real clock and real processes."
+        f"failure matrix is of a real queue on a real clock; the evidence, but for the search, is of real processes."
     )
     widths = (0.12, 0.2, 0.22, 0.12, 0.12, 0.08, 0.14)
     return [
@@ -155,7 +155,7 @@ def _faults(review: Review) -> list[Block]:
     told = run.figures
     slots = f" of {told['slots']} slots" if told["slots"] > 1 else ""
     text = (
-        f"The busiest {n(told['stretch_jobs'], 'job')}, which arrive in {d(told['stretch_seconds'])}, on "
+        f"{_stretch(review)}, on "
         f"{n(told['processes'], 'worker')}{slots}, with these faults: {_plan_in_words(run)}. {_ended(told)} "
         f"{n(told['lease_losses'], 'lease')} lost, {n(told['refused'], 'late write')} of old owners refused; queue age "
         f"{d(told['max_age'])} at worst, as far as it could be looked at: while the database is out of reach producers "
@@ -173,6 +173,13 @@ def _faults(review: Review) -> list[Block]:
     ]  # fmt: skip
 
 
+def _stretch(review: Review) -> str:
+    told, load = review.found["faults"].figures, review.found["load"].figures
+    if told["stretch_jobs"] == load["jobs"]:
+        return f"The whole load, {n(load['jobs'], 'job')} in {d(told['stretch_seconds'])}"
+    return f"The busiest {n(told['stretch_jobs'], 'job')}, which arrive in {d(told['stretch_seconds'])}"
+
+
 def _accounted(told: Mapping) -> str:
     missing = told["jobs"] - sum(told[state] for state in ("done", "failed", "dead", "ready", "running"))
     return f"{n(missing, 'job')} UNACCOUNTED FOR." if missing else "Every job that was enqueued is accounted for."
@@ -185,7 +192,8 @@ def _recovered(by: pd.DataFrame) -> str:
 
 
 def _plan_in_words(run: Stored) -> str:
-    plan = pd.DataFrame(json.loads(run.parameters["faults"]))
+    """In the order in which the figure numbers them."""
+    plan = pd.DataFrame(json.loads(run.parameters["faults"])).sort_values("at", kind="stable")
     words = []
     for (kind, at), part in plan.groupby(["kind", "at"], sort=False):
         seconds = part["seconds"].iloc[0]

@@ -102,8 +102,8 @@ def _running(found, _) -> Drawn:
 def _faults(found, _) -> Drawn:
     run, about = found["faults"], _fault_about(found)
     caption = (
-        "The busiest stretch with the recommended parameters and faults: queue age, jobs by state, each worker's "
-        "attempts, and the faults in the order of the text. Dead counts all dead letters."
+        "The load with the recommended parameters and faults, where it is long its busiest stretch: queue age, jobs by "
+        "state, each worker's attempts, and the faults in the order of the text. Dead counts all dead letters."
     )
     frames = {"ages": run["ages"], "attempts": run["attempts"], "faults": run["faults"]}
     return charts.overview(run["ages"], run["attempts"], run["faults"], **about), caption, frames, about
@@ -174,7 +174,8 @@ def _herd(found, _) -> Drawn:
     about = {"jobs": run.parameters["jobs"], "base_seconds": backoff.base_seconds, **run.about}
     caption = (
         f"When {run.parameters['jobs']} jobs that failed at one instant come back, by jitter, for a constant base of "
-        f"{style.duration(backoff.base_seconds)}. The index is peak rate × mean delay ÷ jobs: the lower, the flatter."
+        f"{style.duration(backoff.base_seconds)}. The index is peak rate × mean delay ÷ jobs: the lower, the flatter. "
+        "It shows the shapes; the rates of the decision are those of a herd as large as the planner's workers, scaled."
     )
     return charts.retry_herd(run["herd"], **about), caption, {"herd": run["herd"]}, about
 
@@ -251,6 +252,7 @@ def _day_about(found) -> dict:
 def _fault_about(found) -> dict:
     run = found["faults"]
     told, own = run.parameters, run.figures
-    about = {"workload": f"{found['load'].parameters['workload']}, busiest {own['stretch_jobs']:,} jobs"}
+    part = f", busiest {own['stretch_jobs']:,} jobs" if own["stretch_jobs"] < found["load"].figures["jobs"] else ""
+    about = {"workload": f"{found['load'].parameters['workload']}{part}"}
     slots = {"slots_each": own["slots"]} if own["slots"] > 1 else {}
     return about | {"workers": told["workers"], **slots, "lease_seconds": told["lease_seconds"], **run.about}

@@ -122,9 +122,11 @@ def _paragraph(paper: _Paper, block: Paragraph) -> None:
 
 
 def _listing(paper: _Paper, block: Listing) -> None:
-    lines = [part for line in block.text.split("\n") for part in _indented(line)]
-    paper.lines(lines, SMALL, color="#222222")
-    paper.down(5)
+    for passage in block.text.split("\n\n"):
+        lines = [part for line in passage.split("\n") for part in _indented(line)]
+        paper.room(len(lines) * SMALL * LEADING)  # a query stays with its name
+        paper.lines(lines, SMALL, color="#222222")
+        paper.down(SMALL)
 
 
 def _indented(line: str) -> Iterator[str]:

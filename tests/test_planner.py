@@ -1,13 +1,14 @@
 """The planner: fewest workers that keep a target, and each figure beside its formula."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jobqueue import Backoff
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import planner, sim, workload
+from jobqueue.lab import fifo, planner, sim, workload
 from jobqueue.lab.workload import Workload
 
 TARGETS = {
@@ -17,6 +18,7 @@ TARGETS = {
     "outage_seconds": 120,
     "freeze_seconds": 1,
 }
+OFFICE_DAY = Path(__file__).parents[1] / "data" / "workloads" / "office-day.csv"
 RECIPE = workload.poisson(rate=2.0, service=workload.exponential(1.5), n=300)
 
 
@@ -60,6 +62,22 @@ def test_a_suggestion_is_sentences_and_the_arguments_of_a_run(plan, server):
     )
     run = sim.run(RECIPE, dsn=server.dsn, progress=False, **plan.parameters())
     assert run.jobs["status"].eq("done").all()
+
+
+def test_a_load_that_is_its_own_busiest_stretch_gets_what_the_simulation_of_it_needs(server):
+    """Also where the computed answer is one more: it looks at other instants."""
+    day, targets = workload.read(OFFICE_DAY), {"p99_age_seconds": 20, "recovery_seconds": 20, "outage_seconds": 240}
+    found = planner.suggest(day, targets=targets, seed=10, dsn=server.dsn, progress=False)
+    assert (fifo.fewest(day, 20), found["workers"].value, found.workers_of_the_stretch) == (10, 9, 9)
+
+
+def test_jobs_that_outlast_the_busiest_stretch_are_planned_for_by_the_whole_load(server):
+    long = workload.poisson(rate=1.0, service=workload.constant(400), n=1500)
+    found = planner.suggest(long, targets=TARGETS, jobs=100, dsn=server.dsn, progress=False)
+    kept = {n: fifo.age_quantile(long.draw(0), n) <= TARGETS["p99_age_seconds"]
+            for n in (found["workers"].value - 1, found["workers"].value)}  # fmt: skip
+    assert list(kept.values()) == [False, True] and found.workers_of_the_stretch <= 100
+    assert found.parameters()["workers"] > 380 and "the whole load needs more" in found["workers"].because
 
 
 def test_the_busiest_stretch_is_planned_for():

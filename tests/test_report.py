@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import cli, labels, report, workload
-from jobqueue.lab.report import decisions, document, evidence, fifo, figures, making, pack, runs
+from jobqueue.lab import cli, fifo, labels, report, workload
+from jobqueue.lab.report import decisions, document, evidence, figures, making, pack, runs
 from jobqueue.lab.workload import Workload
 
 STORED = Path(__file__).parent / "review_runs"  # a small set that report.made has made; its README says how

@@ -6,6 +6,8 @@
     sim.run(workload, **plan.parameters())              # and as the arguments of the next run
 
 What is simulated is the busiest stretch of the workload, so the figures are those of its worst hour, not of its mean.
+Where that is a part of it, it begins with nothing at work: for jobs that outlast it the whole workload, computed first
+come, first served, asks for more workers, and gets them.
 """
 
 import math
@@ -19,7 +21,7 @@ from tqdm.auto import tqdm
 
 from .. import Backoff, limits
 from ..errors import InvalidInput
-from . import faults, sim, theory
+from . import faults, fifo, sim, theory
 from .workload import Workload
 
 MOST_WORKERS = 100_000
@@ -80,9 +82,13 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """The recommendations, in the order in which they depend on each other."""
+    """The recommendations, in the order in which they depend on each other.
+
+    workers_of_the_stretch: what the busiest stretch by itself needs, begun with nothing at work.
+    """
 
     recommendations: tuple[Recommendation, ...]
+    workers_of_the_stretch: int
 
     def __getitem__(self, parameter: str) -> Recommendation:
         return next(one for one in self.recommendations if one.parameter == parameter)
@@ -123,9 +129,11 @@ def suggest(
     stretch = busiest(work, limits.integer(jobs, "jobs", 100, 10**6))
     with tqdm(unit="run", disable=not progress, leave=False) as bar:
         trials = _Trials(stretch, wanted, seed, dsn, bar)
-        workers = _workers(trials)
+        least = fifo.fewest(work, wanted.p99_age_seconds) if len(work) > len(stretch) else 1
+        workers, of_the_stretch = _workers(trials, least)
         lease, heartbeat = _lease(trials, workers.value)
-        return Suggestion((workers, lease, heartbeat, _poll(trials), *_retries(trials, workers.value)))
+        chosen = (workers, lease, heartbeat, _poll(trials), *_retries(trials, workers.value))
+        return Suggestion(chosen, of_the_stretch)
 
 
 def busiest(work: Workload, n: int) -> Workload:
@@ -180,8 +188,9 @@ def age_by_formula(trials: _Trials, workers: int) -> float:
     return theory.queue_age_quantile(OF_THE_TIME, trials.rate, trials.service, workers) * (1 + trials.scv) / 2
 
 
-def _workers(trials: _Trials) -> Recommendation:
-    """The fewest whose simulated p99 age keeps the target: from the formula's answer outwards, then between."""
+def _workers(trials: _Trials, least: int) -> tuple[Recommendation, int]:
+    """The fewest whose simulated p99 age keeps the target: from the computed answer outwards, then between; where
+    `least` is more, that. And what the stretch by itself needs."""
     limit = trials.targets.p99_age_seconds
     known: dict[int, float] = {}
 
@@ -190,9 +199,13 @@ def _workers(trials: _Trials) -> Recommendation:
             known[workers] = _simulated_age(trials, workers)
         return known[workers] <= limit
 
-    enough = _fewest(keeps, _first_guess(trials, limit))
     load = trials.rate * trials.service
-    return Recommendation(
+    of_the_stretch = enough = _fewest(keeps, min(fifo.fewest(trials.stretch, limit), MOST_WORKERS))
+    because = f"the busiest stretch offers {load:,.3g} erlangs, so they are {load / enough:.0%} busy."
+    if enough < least and keeps(least):
+        because = f"the busiest stretch, begun with nothing at work, needs {enough:,}; the whole load needs more."
+        enough = least
+    found = Recommendation(
         "workers",
         enough,
         "p99_age_seconds",
@@ -200,15 +213,9 @@ def _workers(trials: _Trials) -> Recommendation:
         known[enough],
         age_by_formula(trials, enough),
         "p99 of M/M/c's queue age, P(age > t) = ρ·C·exp(−(cμ−λ)t), times (1 + cv²)/2",
-        f"the busiest stretch offers {load:,.3g} erlangs, so they are {load / enough:.0%} busy.",
+        because,
     )
-
-
-def _first_guess(trials: _Trials, limit: float) -> int:
-    first = math.floor(trials.rate * trials.service) + 1
-    return next(
-        (c for c in range(first, min(2 * first + 50, MOST_WORKERS)) if age_by_formula(trials, c) <= limit), first
-    )
+    return found, of_the_stretch
 
 
 def _fewest(keeps, guess: int) -> int:

@@ -1,4 +1,5 @@
--- Statements of the simulation and of its studies: what a run is read out with. Instants are microseconds after the beginning: exact.
+-- Statements of the simulation and its studies: what a run is read out with. Instants of rows are microseconds after
+-- the beginning: exact.
 
 -- name: sample
 -- The measures at one instant. A job whose backoff runs is waiting for its retry, and not counted as ready.

@@ -21,10 +21,23 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from ... import Backoff, limits
-from .. import database, explorer, faults, matrix, observe, planner, scenarios, sim, studies, studies_faults, workload
+from .. import (
+    database,
+    explorer,
+    faults,
+    fifo,
+    matrix,
+    observe,
+    planner,
+    scenarios,
+    sim,
+    studies,
+    studies_faults,
+    workload,
+)
 from ..planner import Targets
 from ..workload import Workload
-from . import fifo, runs
+from . import runs
 from .runs import Stored
 
 BUCKETS = 96
@@ -38,6 +51,8 @@ KILLED = 15
 HERD_JOBS = 300
 PROBES = 60  # arrivals at an idle worker
 HOST = 3  # workers that are killed at one instant
+SAYING = {f"lab/report/{name}.py" for name in (
+    "blocks", "decisions", "document", "evidence", "figures", "markup", "pack", "pages", "pictures")}  # fmt: skip
 SEARCHED = ((scenarios.OneJob(), 3), (scenarios.Batches(), 3), (scenarios.Keys(), 3), (scenarios.Slots(), 3),
             (scenarios.Destination(), 4))  # fmt: skip
 
@@ -70,10 +85,9 @@ class Inputs:
 def code() -> str:
     """Digest of all that a run comes from: the package without what only draws it or says it."""
     root = Path(__file__).resolve().parents[2]
-    sources = [path.relative_to(root) for kind in ("py", "sql") for path in root.rglob(f"*.{kind}")]
-    kept = sorted(path.as_posix() for path in sources if path.parts[1:2] not in (("charts",), ("report",)))
-    own = [f"lab/report/{name}.py" for name in ("fifo", "making")]
-    return hashlib.sha256(b"".join((root / path).read_bytes() for path in [*kept, *own])).hexdigest()
+    sources = sorted(path.relative_to(root).as_posix() for kind in ("py", "sql") for path in root.rglob(f"*.{kind}"))
+    kept = [path for path in sources if not path.startswith("lab/charts/") and path not in SAYING]
+    return hashlib.sha256(b"".join((root / path).read_bytes() for path in kept)).hexdigest()
 
 
 def office_hour() -> workload.Recipe:
@@ -199,7 +213,7 @@ def _plan(bench: Bench) -> Stored:
     table = found.frame()
     table["value"] = table["value"].map(_worded)
     figures = {
-        "values": values, "planned_workers": found["workers"].value, "fifo_workers": least,
+        "values": values, "planned_workers": found.workers_of_the_stretch, "fifo_workers": least,
         "stretch_jobs": len(stretch), "stretch_seconds": stretch.span_seconds, "stretch_erlangs": stretch.offered_load,
         "stretch_mean_seconds": float(stretch.service_seconds.mean()),
         "herd_scale": more * base / values["backoff"]["base_seconds"],

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from ..workload import Workload
+from .workload import Workload
 
 SAMPLES = 2000
 MOST = 100_000

@@ -19,7 +19,7 @@ class Proxy:
     """`cut_when(marker, point)`: the next session that sends the marker is cut before its request or its reply passes.
 
     "request": the server never hears of it. "reply": it has been carried out, and nobody hears of that.
-    `answers`: how many have passed so far, whatever the session.
+    `answers`: how many have passed so far, whatever the session. `waiting`: sessions that have asked and wait for one.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -33,6 +33,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._marker, self._point = b"", ""
         self.cuts = self.answers = 0
+        self.waiting: set[socket.socket] = set()
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -72,6 +73,7 @@ class Proxy:
                     break
                 if point == "reply":
                     silent.set()
+                self.waiting.add(client)
                 server.sendall(data)
         if not silent.is_set():
             _shut(client), _shut(server)
@@ -92,9 +94,12 @@ class Proxy:
                     if is_whole:
                         break
                     continue
-                with self._lock:
-                    self.answers += is_whole
+                if is_whole:
+                    self.waiting.discard(client)
+                    with self._lock:
+                        self.answers += 1
                 client.sendall(data)
+        self.waiting.discard(client)
         _shut(client), _shut(server)
 
 

@@ -341,8 +341,8 @@ def least_remaining(conn, leases, seconds):
 
 
 @pytest.mark.parametrize("leases, seconds", [
-    ({"short": 0.9, "middle": 10, "long": 100}, 4),
-    pytest.param({"short": 3, "middle": 30, "long": 300}, 20, marks=pytest.mark.long),
+    pytest.param({"short": 0.9, "middle": 10, "long": 100}, 4, marks=pytest.mark.short),
+    pytest.param({"short": 0.9, "middle": 9, "long": 90}, 10, marks=pytest.mark.long),
 ])  # fmt: skip
 def test_no_lease_falls_below_a_third_whatever_else_the_worker_holds(dsn, queue, conn, leases, seconds):
     ids = [queue.enqueue(type).id for type in leases]
@@ -646,7 +646,10 @@ def answered(proxy, seconds):
     return proxy.answers - before
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [
+    pytest.param(3, marks=pytest.mark.short),
+    pytest.param(10, marks=pytest.mark.long),
+])  # fmt: skip
 def test_an_idle_worker_asks_at_most_twice_a_second(dsn, queue, conn, seconds):
     queue.enqueue("job", delay_seconds=3_600)
     with Proxy(dsn) as proxy, working(proxy.dsn, {"job": lambda *_: None}, poll_seconds=1):
@@ -851,7 +854,10 @@ def test_a_second_sigterm_ends_the_process_at_once_and_the_lease_is_left_to_the_
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("times", [2, pytest.param(25, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [
+    pytest.param(2, marks=pytest.mark.short),
+    pytest.param(25, marks=pytest.mark.long),
+])  # fmt: skip
 def test_sigterm_under_load_always_ends_in_peace(dsn, queue, conn, times):
     """A signal may arrive inside any line of the main thread: an Event's lock would be held there now and then."""
     for run in range(times):

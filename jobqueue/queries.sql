@@ -47,13 +47,14 @@ woken as (
 select id, (select count(pg_notify('jobqueue_job', owner)) from woken) as woken from new
 
 -- name: enqueue_many
--- Keys are inserted in their own order, so that two batches can't deadlock; jobs in input order.
+-- Keys are inserted in their own order, so that two batches can't deadlock; jobs in input order. Known keys are looked
+-- up one by one: as `not exists`, planned on an empty registry, each batch read all of it until autovacuum's next look.
 with input as materialized (
   select nextval('jobqueue.job_id_seq') as id, i.* from (
     select * from unnest(%(types)s::text[], %(payloads)s::jsonb[], %(keys)s::text[], %(run_ats)s::timestamptz[],
                          %(delays)s::float8[], %(max_attempts)s::int[])
       with ordinality as x(type, payload, key, run_at, delay, max_attempts, ord)
-    where key is null or not exists (select from jobqueue.job_key k where k.key = x.key)
+    where key is null or (select true from jobqueue.job_key k where k.key = x.key) is null
     order by ord) i),
 won as (
   insert into jobqueue.job_key (key, job_id, fingerprint)
@@ -98,7 +99,7 @@ from jobqueue.job_key where key = %(key)s
 -- name: key_look_many
 select x.ord, k.job_id, k.fingerprint = jsonb_hash_extended(jsonb_build_array(x.type, x.payload), 0) as matches
 from unnest(%(types)s::text[], %(payloads)s::jsonb[], %(keys)s::text[]) with ordinality as x(type, payload, key, ord)
-join jobqueue.job_key k on k.key = x.key
+cross join lateral (select job_id, fingerprint from jobqueue.job_key where key = x.key limit 1) k
 
 -- ---------------------------------------------------------------- claim
 

@@ -31,6 +31,8 @@ class Queue:
 
     On an autocommit connection, outside a block, each method is its own transaction; otherwise it runs in the caller's
     and counts when the caller commits. `claim` and `adopt` always commit by themselves and refuse inside a transaction.
+    A connection on which you claim for long is best opened with options="-c enable_seqscan=off", as the workers' are: a
+    statement prepared while the table is small would keep a sequential scan until autovacuum's next look at it.
     All methods raise InvalidInput (bad arguments, before any SQL), InfrastructureError (ask again later) or
     JobQueueError.
     """

@@ -112,8 +112,8 @@ create table jobqueue.job (
   history_trimmed integer not null default 0,
   -- Parsed by every statement that writes a row, so it is short: the rules themselves are the domain's.
   constraint "a row keeps the rules" check ((row(status, attempts, max_attempts, lease_losses, releases,
-    history_trimmed, epoch, locked_by, locked_until, started_at, finished_at, finished_epoch, finished_by)::jobqueue.rules)
-    is distinct from null)
+    history_trimmed, epoch, locked_by, locked_until, started_at, finished_at, finished_epoch, finished_by
+    )::jobqueue.rules) is distinct from null)
 )
 -- Heartbeats stay HOT: no index holds locked_until, and a page keeps room for the new version (85–100 % HOT at 70).
 with (fillfactor = 70,

@@ -96,10 +96,10 @@ class Slot:
 
     def _begin(self, idle_seconds: float | None) -> tuple[psycopg.Connection[Any], Any]:
         """A block of psycopg's: the handler's own commit or rollback is refused, its `transaction()` is a savepoint."""
-        if self._session is not None and self._session.idle_seconds != idle_seconds:
+        if self._session is not None and self._session.settings["idle_seconds"] != idle_seconds:
             self._session.drop()
             self._session = None
-        self._session = self._session or self._connect(idle_seconds=idle_seconds)
+        self._session = self._session or self._connect(idle_seconds=idle_seconds, own=False)
         conn = self._session.conn
         block = conn.transaction()
         with translated(conn):

@@ -6,10 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from emptied import emptied
+from working import working
 
+from helpers import wait_until
 from jobqueue import Backoff, Empty, Queue
 from jobqueue.lab import database
+from jobqueue.loop import Session
+
+pytestmark = pytest.mark.shared
 
 CROWD = """
 insert into jobqueue.job (type, payload, run_at)
@@ -84,17 +88,6 @@ def crowded(crowd):
     watched = Watched(crowd)
     yield watched
     watched.conn.close()
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
 
 
 @pytest.fixture
@@ -362,3 +355,53 @@ def test_the_database_alone_tells_the_time_no_other_clock_stands_in_the_schema(c
     """Defaults, CHECKs, generated columns, views and functions all ask jobqueue.now()."""
     clock = re.compile("current_timestamp|(clock|statement|transaction)_timestamp|localtimestamp|current_date", re.I)
     assert [text for (text,) in conn.execute(EXPRESSIONS) if clock.search(text)] == []
+
+
+# ---- plans that were made while the table was empty ----------------------------------------------------------------
+
+BUSY = """select exists (select from jobqueue.job where status = 'ready'
+  union all select from jobqueue.job where status = 'running')"""
+SETTINGS = "select current_setting('enable_seqscan'), current_setting('jit')"
+READ = "select seq_tup_read from pg_stat_user_tables where relid = 'jobqueue.{}'::regclass"
+
+
+def rows_read_by_sequential_scans(conn, table="job"):
+    conn.execute("select pg_stat_force_next_flush()")
+    return conn.execute(READ.format(table)).fetchone()[0]
+
+
+def test_a_worker_that_began_on_an_empty_queue_drains_a_full_one_by_index(dsn, conn, queue):
+    """Its statements were prepared on the empty table, and autovacuum has not come by when the backlog is there."""
+    conn.execute("alter table jobqueue.job set (autovacuum_enabled = off); set enable_seqscan = off")
+    before = rows_read_by_sequential_scans(conn)
+    with working(dsn, {"mail": lambda lease, payload: None}):
+        for _ in range(30):
+            queue.enqueue("mail")
+            wait_until(lambda: conn.execute(BUSY).fetchone() == (False,))
+        queue.enqueue_many([{"type": "mail"}] * 1000)
+        for _ in range(9):
+            queue.enqueue_many([{"type": "mail"}] * 1000)
+        wait_until(lambda: conn.execute(BUSY).fetchone() == (False,), 60)
+    assert rows_read_by_sequential_scans(conn) - before < 10_000, "less than one look at the whole table"
+
+
+def test_a_producer_that_began_on_an_empty_registry_finds_its_keys_by_index(dsn, conn, queue):
+    conn.execute("alter table jobqueue.job_key set (autovacuum_enabled = off)")
+    before = rows_read_by_sequential_scans(conn, "job_key")
+    for part in range(20):
+        jobs = [{"type": "mail", "key": f"{part} {n}"} for n in range(500)]
+        queue.enqueue_many(jobs)
+        queue.enqueue_many(jobs)  # every key is known
+    assert rows_read_by_sequential_scans(conn, "job_key") == before
+
+
+def test_only_the_queues_own_sessions_have_the_planners_settings_for_full_tables(dsn, queue):
+    seen = []
+
+    def handler(lease, context):
+        seen.append(context.connection.execute(SETTINGS).fetchone())
+
+    with working(dsn, {"mail": handler}):
+        queue.enqueue("mail")
+        wait_until(lambda: seen)
+    assert seen == [("on", "on")] and Session(dsn, "a loop").conn.execute(SETTINGS).fetchone() == ("off", "off")

@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 
 from .. import Backoff, Queue, limits
 from ..errors import InvalidInput, JobQueueError
+from ..loop import FOR_FULL_TABLES
 from ..queue import TERMINAL
 from . import database, faults, handlers
 from .clock import BEGINNING
@@ -34,7 +35,7 @@ __all__ = ["Plan", "Run", "run", "sweep"]
 
 # Of this session in a throw-away database alone. Shipped statements are planned once: they hold their plans with any
 # parameters (tests say so), and planning each time doubles the cost of a small batch.
-SETTINGS = {"synchronous_commit": "off", "plan_cache_mode": "force_generic_plan", "jit": "off", "timezone": "UTC"}
+SETTINGS = {"synchronous_commit": "off", "plan_cache_mode": "force_generic_plan", "timezone": "UTC", **FOR_FULL_TABLES}
 READ_ROWS = 50_000
 PROGRESS_SECONDS = 0.1
 AGES = ["time_seconds", "ready", "due", "running", "waiting_retry", "dead", "done", "oldest_age_seconds"]

@@ -31,5 +31,5 @@ alter table jobqueue.job
   drop constraint "only a running row has an owner", drop constraint "only a finished row has an end",
   drop constraint "a done row names the epoch that did it", drop constraint "lost leases are attempts",
   add constraint "a row keeps the rules" check ((row(status, attempts, max_attempts, lease_losses, releases,
-    history_trimmed, epoch, locked_by, locked_until, started_at, finished_at, finished_epoch, finished_by)::jobqueue.rules)
-    is distinct from null);
+    history_trimmed, epoch, locked_by, locked_until, started_at, finished_at, finished_epoch, finished_by
+    )::jobqueue.rules) is distinct from null);

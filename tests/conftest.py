@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "short: shows in small what a long one shows; doesn't run with --all")
+    config.addinivalue_line("markers", "shared: a file's tests use one database after the other, emptied before each")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -93,13 +94,27 @@ def virtual_template(server) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture
-def dsn(server, template: str) -> Iterator[str]:
-    """A fresh database with schema `jobqueue` on the database's clock."""
+@pytest.fixture(scope="module")
+def shared(server, template: str) -> Iterator[str]:
     from jobqueue.lab import database
 
     with database.scratch(server.dsn, template=template) as fresh:
         yield fresh
+
+
+@pytest.fixture(scope="module")
+def shared_virtual(server, virtual_template: str) -> Iterator[str]:
+    from jobqueue.lab import database
+
+    with database.scratch(server.dsn, template=virtual_template) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def dsn(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database with schema `jobqueue` on the database's clock: a fresh one, or (`shared`) the file's own, emptied."""
+    with _place(request, "template", "shared") as place:
+        yield place
 
 
 @pytest.fixture
@@ -116,12 +131,10 @@ def queue(conn):
 
 
 @pytest.fixture
-def virtual_dsn(server, virtual_template: str) -> Iterator[str]:
-    """A fresh database with schema `jobqueue` on virtual time: each connection needs a VirtualClock."""
-    from jobqueue.lab import database
-
-    with database.scratch(server.dsn, template=virtual_template) as fresh:
-        yield fresh
+def virtual_dsn(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The same on virtual time: each connection needs a VirtualClock."""
+    with _place(request, "virtual_template", "shared_virtual") as place:
+        yield place
 
 
 @pytest.fixture
@@ -142,6 +155,19 @@ def virtual_queue(virtual_conn, clock):
     from jobqueue import Queue
 
     return Queue(virtual_conn)
+
+
+@contextmanager
+def _place(request: pytest.FixtureRequest, template: str, shared: str) -> Iterator[str]:
+    from emptied import emptied
+
+    from jobqueue.lab import database
+
+    if request.node.get_closest_marker("shared"):
+        yield emptied(request.getfixturevalue(shared))
+        return
+    with database.scratch(request.getfixturevalue("server").dsn, template=request.getfixturevalue(template)) as fresh:
+        yield fresh
 
 
 @contextmanager

@@ -4,11 +4,11 @@ from datetime import datetime, timedelta, timezone
 
 import psycopg
 import pytest
-from emptied import emptied
 from psycopg.rows import class_row, dict_row, namedtuple_row
 
 from jobqueue import Backoff, Empty, JobQueueError, Outcome, Queue
-from jobqueue.lab import database
+
+pytestmark = pytest.mark.shared
 
 AT_ONCE = Backoff(shape="constant", base_seconds=0, jitter="none")
 DIGEST = "ab" * 32
@@ -43,17 +43,6 @@ CALLERS = {
     "escapes in hex": ({}, settings("set bytea_output = 'escape'", "set quote_all_identifiers = on")),
     "asynchronous commit": ({}, settings("set synchronous_commit = off")),
 }
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
 
 
 def live_a_life(queue):

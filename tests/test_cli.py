@@ -10,7 +10,6 @@ import sys
 
 import psycopg
 import pytest
-from emptied import emptied
 from psycopg import conninfo
 
 from helpers import wait_until
@@ -18,16 +17,7 @@ from jobqueue import publication
 from jobqueue.__main__ import COMMANDS, main
 from jobqueue.lab import database
 
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
+pytestmark = pytest.mark.shared
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from contextlib import suppress
 
 import psycopg
 import pytest
-from emptied import emptied
 from working import ends, job_when, running, settled, statuses, threads, working
 
 from helpers import wait_until
@@ -20,20 +19,10 @@ from jobqueue import (
     Reaper,
     Worker,
 )
-from jobqueue.lab import database
+
+pytestmark = pytest.mark.shared
 
 SOON = Backoff("constant", base_seconds=0, jitter="none")
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as fresh:
-        yield fresh
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
 
 
 @pytest.fixture(autouse=True)

@@ -2,23 +2,12 @@
 
 import psycopg
 import pytest
-from emptied import emptied
 
 from jobqueue import Backoff, InfrastructureError, JobQueueError, Outcome, Queue
-from jobqueue.lab import database
+
+pytestmark = pytest.mark.shared
 
 AT_ONCE = Backoff(shape="constant", base_seconds=0, jitter="none")
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
 
 
 def fill(queue, *jobs):

@@ -3,36 +3,14 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from emptied import emptied
 
 from helpers import Session
 from jobqueue import Backoff, Schedules
-from jobqueue.lab import database
+
+pytestmark = pytest.mark.shared
 
 SEVEN = Backoff(shape="constant", base_seconds=7, jitter="none")
 MORNING = datetime(2026, 11, 30, 3, 0, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
-
-
-@pytest.fixture(scope="module")
-def shared_virtual(server, virtual_template):
-    with database.scratch(server.dsn, template=virtual_template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def virtual_dsn(shared_virtual):
-    return emptied(shared_virtual)
 
 
 @pytest.fixture

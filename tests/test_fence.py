@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from emptied import emptied
 from psycopg import conninfo
 
 from helpers import Session, wait_until
@@ -21,18 +20,9 @@ from jobqueue.errors import InvalidInput
 from jobqueue.installation import fence
 from jobqueue.lab import binaries, database
 
+pytestmark = pytest.mark.shared
+
 DIGEST = "ab" * 32
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
 
 
 @pytest.fixture

@@ -6,24 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from emptied import emptied
 
 from helpers import Session
 from jobqueue import InfrastructureError, Queue
-from jobqueue.lab import database
+
+pytestmark = pytest.mark.shared
 
 KEYS = [f"order {number}" for number in range(30)]
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
 
 
 def jobs_of(conn, key):

@@ -13,30 +13,19 @@ import numpy as np
 import pandas as pd
 import psycopg
 import pytest
-from emptied import emptied
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Json
 
 from jobqueue import Backoff, JobQueueError, Outcome, Queue
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import database
+
+pytestmark = pytest.mark.shared
 
 NAN, INF = float("nan"), float("inf")
 DIGEST = "ab" * 32
 UTC = UTC
 Colour = enum.Enum("Colour", "RED")
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
 
 
 @pytest.fixture(scope="module")

@@ -10,27 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from emptied import emptied
 
 from helpers import Session, wait_until
 from jobqueue import InfrastructureError, Janitor, Outcome, Queue, publication
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import database
 from jobqueue.model import Lease
 from jobqueue.sql import SQL
 
+pytestmark = pytest.mark.shared
+
 DAY = 86_400
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
 
 
 def finished(conn, status, age_seconds, *, count=1, key=None):

@@ -372,7 +372,7 @@ def test_the_notebook_measures_in_small_and_exports_its_figures(monkeypatch, tmp
     monkeypatch.setenv("JOBQUEUE_EXPORTS", str(tmp_path))
     small = {"RATES": (20, 40), "BATCHED_RATES": (50,), "STEP_SECONDS": 1.0, "BATCHES": (0, 50), "BATCH_RATE": 50.0}
     path = notebooks.NOTEBOOKS / "11-when-do-you-need-a-broker.ipynb"
-    ran = notebooks.execute(path, parameters=small | {"CHURNED": 2000, "REQUIRED": 5.0})
+    ran = notebooks.execute(path, parameters=small | {"CHURNED": 1000, "REQUIRED": 5.0})
     said = "".join(output.get("text", "") for cell in ran.cells for output in cell.get("outputs", []))
     assert "broker       not indicated: at least 40 jobs a second are sustained, and 5 are needed" in said
     names = ("load", "waits", "costs", "wake", "batches", "horizon", "peers")

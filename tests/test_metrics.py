@@ -7,24 +7,14 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
-from emptied import emptied
 
 from helpers import Session, wait_until
 from jobqueue import Backoff, Handler, JobQueueError, PermanentError, Reaper, Schedules, Worker, metrics
 from jobqueue.lab import database
 
+pytestmark = pytest.mark.shared
+
 AT_ONCE = Backoff(shape="constant", base_seconds=0, jitter="none")
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
 
 
 def view(conn, name, *columns):

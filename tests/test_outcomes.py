@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import psycopg
 import pytest
-from emptied import emptied
 
 from jobqueue import Backoff, InfrastructureError, Outcome, Queue
-from jobqueue.lab import database
+
+pytestmark = pytest.mark.shared
 
 NAME, DIGEST, OTHER = "report.csv", "ab" * 32, "cd" * 32
 EVERY_END = ("done", "failed", "dead", "cancelled")
@@ -167,28 +167,6 @@ def stored(conn, job_id):
     """The row as the database has it, live or archived."""
     live = conn.execute("select to_jsonb(j) from jobqueue.job j where id = %s", (job_id,)).fetchone()
     return live or conn.execute("select to_jsonb(j) from jobqueue.job_archive j where id = %s", (job_id,)).fetchone()
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
-
-
-@pytest.fixture(scope="module")
-def shared_virtual(server, virtual_template):
-    with database.scratch(server.dsn, template=virtual_template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def virtual_dsn(shared_virtual):
-    return emptied(shared_virtual)
 
 
 @pytest.fixture

@@ -11,29 +11,18 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from emptied import emptied
 from proxy import Proxy
 from psycopg import conninfo
 from working import ends, running, sessions, settled, statuses, threads, working
 
 from helpers import wait_until
 from jobqueue import Backoff, Handler, InfrastructureError, Reaper, Worker
-from jobqueue.lab import database
+
+pytestmark = pytest.mark.shared
 
 SOON = Backoff("constant", base_seconds=0, jitter="none")
 TIMES = 20
 NO_LISTEN = {"prepare_threshold": None, "poll_seconds": 0.02, "concurrency": 2}  # every statement travels with its text
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as fresh:
-        yield fresh
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
 
 
 @pytest.fixture(autouse=True)

@@ -12,27 +12,16 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from emptied import emptied
 
 from helpers import wait_until
 from jobqueue import Handler, InfrastructureError, Outcome, Queue, Reaper, Worker, publication
 from jobqueue.backoff import Backoff
 from jobqueue.errors import InvalidInput, JobQueueError
-from jobqueue.lab import database
+
+pytestmark = pytest.mark.shared
 
 AT_ONCE = Backoff(shape="constant", base_seconds=0, jitter="none")
 EMPTY = hashlib.sha256(b"").hexdigest()
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
 
 
 def claim(queue, owner="A"):

@@ -7,29 +7,18 @@ from dataclasses import replace
 
 import psycopg
 import pytest
-from emptied import emptied
 
 from helpers import Session, wait_until
 from jobqueue import Backoff, Empty, InfrastructureError, JobQueueError, Outcome, Queue
-from jobqueue.lab import database
 from jobqueue.sql import SQL
+
+pytestmark = pytest.mark.shared
 
 DIGEST, OTHER = "ab" * 32, "cd" * 32
 AT_ONCE = Backoff(shape="constant", base_seconds=0, jitter="none")
 
 
 # ---- helpers -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import psycopg
 import pytest
-from emptied import emptied
 from psycopg.rows import dict_row
 
 from jobqueue import Backoff, Empty, JobQueueError, Lease, Outcome, Queue
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import database
+
+pytestmark = pytest.mark.shared
 
 COLUMNS = [
     "id", "type", "payload", "idempotency_key", "status", "run_at", "attempts", "max_attempts", "locked_by",
@@ -47,28 +47,6 @@ def changed(before, after, *, but=()):
 def claim_one(queue, owner="A", **options):
     [lease] = queue.claim(owner, lease_seconds=10, **options)
     return lease
-
-
-@pytest.fixture(scope="module")
-def shared(server, template):
-    with database.scratch(server.dsn, template=template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def dsn(shared):
-    return emptied(shared)
-
-
-@pytest.fixture(scope="module")
-def shared_virtual(server, virtual_template):
-    with database.scratch(server.dsn, template=virtual_template) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-def virtual_dsn(shared_virtual):
-    return emptied(shared_virtual)
 
 
 @pytest.fixture

@@ -35,8 +35,9 @@ LOCK_SECONDS = 1.0  # a table that is being altered, a row that somebody holds: 
 INCIDENT_SECONDS = 10
 # A prepared statement keeps the plan that it got while the table was small, a sequential scan, until autovacuum's next
 # look: a worker that began on an empty queue drained 40,000 jobs in 36 s instead of 5. Before version 18 a scan that
-# can't be avoided is then so dear that it would be compiled.
-FOR_FULL_TABLES = {"enable_seqscan": "off", "jit": "off"}
+# can't be avoided is then so dear that it would be compiled. Planned once: the statements hold their plans with any
+# parameters, and planning each batch anew (arrays make it look better) costs a twentieth of its time.
+FOR_FULL_TABLES = {"enable_seqscan": "off", "jit": "off", "plan_cache_mode": "force_generic_plan"}
 RETRY_SECONDS = (0.1, 2.0)  # between attempts to reconnect, doubled from the first to the second, with jitter
 
 

@@ -56,14 +56,14 @@ def save(fig, name, frame, *, directory=None, **parameters):
         **csvs,
     }
     files[f"{name}.md"] = caption(title, facts, files)
-    folder = Path(directory) if directory is not None else _default_directory()
+    folder = Path(directory) if directory is not None else home()
     folder.mkdir(parents=True, exist_ok=True)
     return Saved(_replace(folder / file, content) for file, content in files.items())
 
 
 def place(name, ending, *, directory=None):
     """Path of a further file beside an export, NAME + ending; the folder is made. InvalidInput on an unsafe name."""
-    folder = Path(directory) if directory is not None else _default_directory()
+    folder = Path(directory) if directory is not None else home()
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{_check_name(name)}{ending}"
 
@@ -208,7 +208,8 @@ def _version(package):
         return None
 
 
-def _default_directory():
+def home() -> Path:
+    """JOBQUEUE_EXPORTS, else the project's data/exports, else data/exports of the current folder."""
     if given := os.environ.get("JOBQUEUE_EXPORTS"):
         return Path(given)
     root = Path(__file__).resolve().parents[2]

@@ -14,10 +14,11 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 from jobqueue.errors import JobQueueError
+from jobqueue.lab import export
 from jobqueue.lab.cleaning import cleaned
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS, EXPORTS = ROOT / "notebooks", ROOT / "data" / "exports"
+NOTEBOOKS = ROOT / "notebooks"
 CELL_SECONDS = 300.0
 ERROR_CHARACTERS = 4000
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
@@ -54,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("no notebooks found", file=sys.stderr)
         return 1
     failures = [path for path in chosen if not _run(path, options.write)]
-    print(f"{len(chosen) - len(failures)} of {len(chosen)} notebooks ran; charts are in {EXPORTS.relative_to(ROOT)}/")
+    place = "/".join(export.home().parts[-2:])
+    print(f"{len(chosen) - len(failures)} of {len(chosen)} notebooks ran; charts are in {place}/")
     return 1 if failures else 0
 
 
@@ -67,7 +69,7 @@ def _run(path: Path, write: bool) -> bool:
         return False
     if write:
         nbformat.write(cleaned(notebook), path)  # type: ignore[no-untyped-call]
-    made = sorted(file.name for file in EXPORTS.rglob("*") if file.is_file() and file.stat().st_mtime >= began)
+    made = sorted(file.name for file in export.home().rglob("*") if file.is_file() and file.stat().st_mtime >= began)
     print(f"{path.stem}: {time.monotonic() - clock:.1f} s, {len(made)} files exported", flush=True)
     return True
 

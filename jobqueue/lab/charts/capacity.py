@@ -98,7 +98,8 @@ def _recovery(ax, recoveries, heartbeats, reap_seconds):
     stats = {"p50": groups.median(), "p95": groups.quantile(0.95), "max": groups.max()}
     for name, values in stats.items():
         over = {"ms": 9, "mfc": "none"} if name == "max" else {"ms": 5}  # hollow: p95 often lies just below it
-        ax.plot(values.index, values, ls="none", marker=_MARKERS[name], color=style.QUANTILES[name][0], label=name, **over)
+        colour = style.QUANTILES[name][0]
+        ax.plot(values.index, values, ls="none", marker=_MARKERS[name], color=colour, label=name, **over)
     style.log(ax.yaxis, "kill to ready again", style.duration)
     ends = [
         (high[-1] if n == "max" else v.iloc[-1], f"{n} {style.duration(v.iloc[-1])}", style.QUANTILES[n][0])

@@ -72,13 +72,14 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server(nothing_left_behind: None) -> Iterator[object]:
-    """A started `database.Server`; don't stop it, others use it: a fault needs a server of its own.
+    """A started `database.Server`; don't stop it, others use it: a fault needs a server of its own, with fsync on.
 
     JOBQUEUE_TEST_PREFIX=DIR: of the PostgreSQL whose programs lie in DIR/bin.
     """
     from jobqueue.lab import database
 
-    with database.Server(os.environ.get("JOBQUEUE_TEST_PREFIX")) as started:
+    # Nothing of it outlives the run: a commit takes 0.7 ms in place of 3.5, and a clone is dropped in half the time.
+    with database.Server(os.environ.get("JOBQUEUE_TEST_PREFIX"), settings={"fsync": "off"}) as started:
         yield started
 
 

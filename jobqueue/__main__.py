@@ -239,7 +239,7 @@ def _worker_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--owner", help="the name in locked_by (default: unique to each start)")
     command.add_argument("--fresh-owner", action="store_true", help="--owner is unique to this start")
     command.add_argument("--concurrency", type=int, default=4)
-    command.add_argument("--prefetch", type=int, default=500)
+    command.add_argument("--prefetch", type=int, default=1000)
     command.add_argument("--poll-seconds", type=float, default=1)
     command.add_argument("--grace-seconds", type=float, default=10)
     command.add_argument("--artifacts", metavar="DIR", help="folder for published files")

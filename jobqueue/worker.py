@@ -54,7 +54,7 @@ class Worker:
         *,
         owner: str | None = None,
         concurrency: int = 4,
-        prefetch: int = 500,
+        prefetch: int = 1000,
         poll_seconds: float = 1,
         grace_seconds: float = 10,
         artifacts: Folder | None = None,

@@ -42,7 +42,7 @@ QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 WHOLE = {  # fields of a setting that are whole numbers, from and to
     "workers": (1, 100),
     "concurrency": (1, 500),
-    "prefetch": (0, 500),
+    "prefetch": (0, limits.BATCH),
     "producers": (1, 50),
     "connections": (1, 50),
     "enqueue_batch": (1, limits.BATCH),

@@ -8,7 +8,7 @@ import pytest
 from test_report import SET, STORED, load, said
 
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import cli, report
+from jobqueue.lab import cli, labels, report
 from jobqueue.lab.report import decisions, document, evidence, making, markup, pack, runs
 from jobqueue.lab.report.blocks import Table
 
@@ -105,3 +105,11 @@ def test_the_faults_are_told_in_the_order_in_which_their_figure_numbers_them(rev
     [text] = [block.text for block in document.blocks(review) if "with these faults" in getattr(block, "text", "")]
     places = [text.index(f"{target} ") for target in dict.fromkeys(numbered) if f"{target} " in text]
     assert len(places) >= 3 and places == sorted(places)
+
+
+def test_the_dead_letters_are_drawn_over_the_whole_run_with_all_of_its_faults(review):
+    figure, run = review.figure("dead-letters"), review.found["faults"]
+    low, high = figure.sheet.axes[0].get_xlim()
+    assert (low, high >= run.figures["span_seconds"]) == (0, True)
+    drawn = {text.get_text() for text in labels.visible_texts(figure.sheet)}
+    assert not [text for text in drawn if "than the fault lane can label" in text]

@@ -77,16 +77,19 @@ def _death_finding(ended, failure, max_attempts):
 
 
 @style.applied()
-def dead_letters(dead, faults=None, **about):
-    """Dead letters so far, by cause. `dead`: time_seconds, cause, a row a dead letter."""
+def dead_letters(dead, faults=None, *, until_seconds=None, **about):
+    """Dead letters so far, by cause. `dead`: time_seconds, cause, a row a dead letter.
+
+    `until_seconds` is the end of a run that began at 0: its whole time is drawn then.
+    """
     dead = frames.columns(dead, "dead_letters", "time_seconds", "cause").sort_values("time_seconds", kind="stable")
     named, notes = _named(dead, "cause")
     causes = dead["cause"].astype(str).value_counts()
     worst = f", {style.count(causes.iloc[0])} of them by {style.name(causes.index[0], 40)}" if len(causes) else ""
     finding = f"{style.count(len(dead), 'dead letter')}{worst}" if len(dead) else "No dead letters"
-    return stack(
-        finding, [(2.7, lambda ax, high: _causes(ax, high, named))], [dead["time_seconds"]], faults, about, notes
-    )
+    times = pd.Series([] if until_seconds is None else [0.0, float(until_seconds)], dtype=float)
+    panel = (2.7, lambda ax, high: _causes(ax, high, named))
+    return stack(finding, [panel], [dead["time_seconds"], times], faults, about, notes)
 
 
 def _causes(ax, high, dead):

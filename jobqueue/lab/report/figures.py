@@ -129,8 +129,9 @@ def _dead(found, _) -> Drawn | None:
     if found["faults"]["dead"].empty:
         return None
     run, about = found["faults"], _fault_about(found)
+    sheet = charts.dead_letters(run["dead"], run["faults"], until_seconds=run.figures["span_seconds"], **about)
     caption = "Dead letters of the run with faults, by type and cause: permanent means that its handler said never."
-    return charts.dead_letters(run["dead"], run["faults"], **about), caption, {"dead": run["dead"]}, about
+    return sheet, caption, {"dead": run["dead"]}, about
 
 
 @figure("lease-length")

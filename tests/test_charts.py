@@ -289,6 +289,14 @@ def test_durations_are_said_in_the_unit_that_people_use(seconds, said):
     assert style.duration(seconds) == said
 
 
+def test_a_logarithmic_axis_of_durations_is_labelled_where_people_count():
+    runs = pd.DataFrame({"policy": "full", "competitors": [2, 3, 4], "calls": 3, "seconds": [1.0, 90.0, 3000.0]})
+    axis = charts.contention(runs, **ABOUT).axes[1].yaxis
+    low, high = axis.get_view_interval()
+    shown = [axis.get_major_formatter()(at) for at in axis.get_majorticklocs() if low <= at <= high]
+    assert shown == ["1 s", "10 s", "60 s", "10 min", "60 min"]
+
+
 @pytest.mark.parametrize(
     "span, step", [(0.08, 0.01), (9, 1), (90, 10), (3600, 600), (86400, 10800), (7 * 86400, 86400)]
 )

@@ -417,6 +417,7 @@ def machine(server, virtual_template):
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None, "print_blob": True}
 
 
+@pytest.mark.short
 def test_every_verb_in_any_order_does_what_the_contract_says(machine):
     run_state_machine_as_test(
         machine, settings=settings(max_examples=50, stateful_step_count=40, derandomize=True, **COMMON)

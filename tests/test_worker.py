@@ -615,7 +615,7 @@ def test_a_notify_wakes_an_idle_worker_long_before_its_next_poll(dsn, queue, con
             wait_until(lambda: id in began, 5)  # noqa: B023
             waits.append(began[id] - before)
     print(f"wake-up: p50 {statistics.median(waits) * 1e3:.1f} ms, worst {max(waits) * 1e3:.1f} ms")
-    assert statistics.median(waits) < 0.05
+    assert statistics.median(waits) < 0.25  # of ten seconds; a few milliseconds where nothing else runs
     assert max(waits) < 2
     assert listeners(conn) == 0
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -67,11 +67,10 @@ class Queue:
         """Adds a job; the same key again is a no-op that returns the first job's id (and whether both match)."""
         job = _checked_job(type, payload, key, run_at, delay_seconds, max_attempts)
         with translated(self.conn):
-            if key is None:
-                return Enqueued(self._value(SQL.enqueue, job), True)
             for _ in range(_SENDS):
-                created = self._row(SQL.enqueue_keyed, job)
+                created = self._row(SQL.enqueue if key is None else SQL.enqueue_keyed, job)
                 if created:
+                    self._wake([job], heard=created[1])
                     return Enqueued(created[0], True)
                 known = self._row(SQL.key_look, job)
                 if known:
@@ -95,7 +94,6 @@ class Queue:
         return [results[place] for place in range(len(checked))]
 
     def _copy(self, checked: list[dict[str, Any]]) -> list[Enqueued]:
-        due = {job["type"] for job in checked if job["run_at"] is None and not job["delay"]}
         with translated(self.conn), together(self.conn), self.conn.cursor(row_factory=tuple_row) as cursor:
             [(ids, now)] = cursor.execute(SQL.reserve_ids, {"count": len(checked)}).fetchall()
             jobs = zip(ids, checked, strict=True)
@@ -107,8 +105,16 @@ class Queue:
             with cursor.copy(SQL.copy_later if later else SQL.copy_due) as copy:
                 for row in rows:
                     copy.write_row(row)
-            cursor.execute(SQL.wake, {"types": list(due), "count": len(checked)})
+        self._wake(checked)
         return [Enqueued(id, True) for id in ids]
+
+    def _wake(self, jobs: list[dict[str, Any]], heard: bool = True) -> None:
+        """Tells workers that wait for such jobs; a hint, so its failure is none of the jobs', which are committed."""
+        due = [job["type"] for job in jobs if job["run_at"] is None and not job["delay"]] if heard else []
+        if due:
+            committed = self.conn.info.transaction_status == TransactionStatus.IDLE
+            with translated(self.conn), suppress(psycopg.Error) if committed else nullcontext():
+                self._rows(SQL.wake, {"types": list(set(due)), "count": len(due)})
 
     @property
     def _is_pipelined(self) -> bool:
@@ -117,8 +123,9 @@ class Queue:
 
     def _enqueue_batch(self, checked: list[dict[str, Any]], places: list[int], results: dict[int, Enqueued]) -> None:
         columns = _columns([checked[place] for place in places])
-        for ord_, id_, _ in self._rows(SQL.enqueue_many, columns):
-            results[places[ord_ - 1]] = Enqueued(id_, True)
+        created = self._rows(SQL.enqueue_many, columns)
+        results |= {places[ord_ - 1]: Enqueued(id_, True) for ord_, id_, _ in created}
+        self._wake([checked[places[ord_ - 1]] for ord_, _, heard in created if heard])
         if any(place not in results for place in places):
             for ord_, id_, matches in self._rows(SQL.key_look_many, columns):
                 results.setdefault(places[ord_ - 1], Enqueued(id_, False, matches))
@@ -339,7 +346,7 @@ class Queue:
 
     def _decided(self, verb: str, lease: Lease, sight: Sight | None, candidate: Candidate | None) -> Outcome | None:
         found = decide(verb, lease.owner, lease.epoch, sight, candidate)
-        if found == STALE or (sight is None and self._value(SQL.isolation, {})):
+        if found == STALE or (sight is None and self._rows(SQL.isolation, {})[0][0]):
             raise InfrastructureError(
                 f"this transaction's snapshot is older than the lease on job {lease.id}: ask in one of its own"
             )
@@ -451,9 +458,6 @@ class Queue:
     def _row(self, statement: str, asked: dict[str, Any]) -> TupleRow | None:
         rows = self._rows(statement, asked)
         return rows[0] if rows else None
-
-    def _value(self, statement: str, asked: dict[str, Any]) -> Any:
-        return self._rows(statement, asked)[0][0]
 
 
 def claim_arguments(

@@ -10,7 +10,7 @@ from working import working
 
 from helpers import wait_until
 from jobqueue import Queue
-from jobqueue.errors import InvalidInput
+from jobqueue.errors import InvalidInput, JobQueueError
 from jobqueue.model import Enqueued
 from jobqueue.queue import COPY_FROM
 
@@ -95,3 +95,37 @@ def test_copied_jobs_wake_a_worker_that_waits(dsn, conn, queue):
         began = time.monotonic()
         queue.enqueue_many([{"type": "mail"}] * MANY)
         assert done.wait(20) and time.monotonic() - began < 20
+
+
+# ---- the hint to idle workers ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def deaf(conn, queue):
+    """A queue whose NOTIFYs fail: a trigger raises where a listener's row goes."""
+    conn.execute("""insert into jobqueue.listener (owner, types) values ('idle', '{mail}');
+        create function public.refuse() returns trigger language plpgsql as $$ begin raise 'no hint today'; end $$;
+        create trigger refuse before delete on jobqueue.listener for each row execute function public.refuse()""")
+    return queue
+
+
+def test_a_job_is_there_though_the_hint_to_an_idle_worker_failed(deaf):
+    """Its commit has been confirmed: an error would make the caller enqueue it again."""
+    enqueued = [deaf.enqueue("mail"), deaf.enqueue("mail", key="k"), *deaf.enqueue_many([{"type": "mail"}] * 200)]
+    assert [deaf.get(one.id).status for one in enqueued] == ["ready"] * 202
+
+
+def test_in_the_callers_transaction_a_failed_hint_fails_the_transaction(deaf, conn):
+    with pytest.raises(JobQueueError, match="no hint today"), conn.transaction():
+        deaf.enqueue("mail")
+    assert conn.execute("select count(*) from jobqueue.job").fetchone() == (0,)
+
+
+def test_a_job_for_later_and_one_that_nobody_waits_for_wake_nobody(conn, queue):
+    conn.execute("insert into jobqueue.listener (owner, types) values ('idle', '{mail}')")
+    queue.enqueue("mail", delay_seconds=60)
+    queue.enqueue("report")
+    queue.enqueue_many([{"type": "mail", "delay_seconds": 60}, {"type": "report", "key": "k"}])
+    assert conn.execute("select owner from jobqueue.listener").fetchall() == [("idle",)]
+    queue.enqueue("mail", key="now")
+    assert conn.execute("select owner from jobqueue.listener").fetchall() == []

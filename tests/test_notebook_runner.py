@@ -1,7 +1,14 @@
 """A notebook runs without a browser, from a fresh kernel; it is the runner that is tested here, on small notebooks."""
+import os
+import signal
+import subprocess
+import sys
+
 import nbformat
+import psutil
 import pytest
 
+from helpers import wait_until
 from jobqueue.lab import notebooks
 from jobqueue.lab.notebooks import NotebookFailed, execute
 
@@ -9,10 +16,10 @@ from jobqueue.lab.notebooks import NotebookFailed, execute
 @pytest.fixture
 def write(tmp_path):
     """Writes a notebook of these cells; the first is tagged `parameters`."""
-    def written(*sources, tags=("parameters",)):
+    def written(*sources, tags=("parameters",), name="01-one"):
         cells = [nbformat.v4.new_code_cell(source) for source in sources]
         cells[0].metadata.tags = list(tags)
-        path = tmp_path / "01-one.ipynb"
+        path = tmp_path / f"{name}.ipynb"
         nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
         return path
     return written
@@ -60,3 +67,30 @@ def test_notebooks_are_chosen_by_how_their_names_begin(names, chosen, tmp_path, 
         (tmp_path / f"{name}.ipynb").touch()
     monkeypatch.setattr(notebooks, "NOTEBOOKS", tmp_path)
     assert [path.stem for path in notebooks._chosen(names)] == chosen
+
+
+def test_several_run_beside_each_other_and_one_that_measures_alone_after_them(write, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(notebooks, "NOTEBOOKS", tmp_path)
+    meet = "import pathlib, time; pathlib.Path({0!r}).touch()\nwhile not pathlib.Path({1!r}).exists(): time.sleep(0.05)"
+    write(meet.format("a", "b"), name="01-a")
+    write(meet.format("b", "a"), name="02-b")
+    write("import pathlib; pathlib.Path('alone').touch()", tags=("parameters", "snapshot"), name="03-alone")
+    write("import pathlib; assert not pathlib.Path('alone').exists()", name="04-before")
+    write("1 / 0", name="05-fails")
+    said = (notebooks.main([]), capsys.readouterr())
+    assert (said[0], said[1].out.splitlines()[-1].partition(";")[0]) == (1, "4 of 5 notebooks ran")
+    assert "05-fails.ipynb: " in said[1].err and "ZeroDivisionError: division by zero" in said[1].err
+
+
+def test_interrupted_it_leaves_no_kernel(write, tmp_path):
+    paths = [write(f"import os, pathlib, time; pathlib.Path('{name}').write_text(str(os.getpid())); time.sleep(600)",
+                   name=name) for name in ("01-a", "02-b")]  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-m", "jobqueue.lab.notebooks", *map(str, paths)])
+    pids = [tmp_path / name for name in ("01-a", "02-b")]
+    try:
+        wait_until(lambda: all(file.exists() and file.read_text() for file in pids), 60, "both kernels at work")
+        os.kill(process.pid, signal.SIGINT)
+        process.wait(30)
+    finally:
+        process.kill()
+    wait_until(lambda: not any(psutil.pid_exists(int(file.read_text())) for file in pids), what="their end")

@@ -1,8 +1,12 @@
-"""Executes notebooks without a browser, each in a fresh kernel; behind `./run notebooks [--write] [NAME …]`."""
+"""Executes notebooks without a browser, each in a fresh kernel; behind `./run notebooks [--write] [NAME …]`.
+
+Several run two at a time, each by a process like this one; those that measure the machine, alone, after them.
+"""
 from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 CELL_SECONDS = 300.0
 ERROR_CHARACTERS = 4000
+AT_ONCE = 2  # a notebook in virtual time keeps about one core: its kernel and its server take turns
+MEASURES = "snapshot"  # tag of cells whose figures are this machine's
+LOOK_SECONDS = 0.2
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
@@ -54,10 +61,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         print("no notebooks found", file=sys.stderr)
         return 1
-    failures = [path for path in chosen if not _run(path, options.write)]
+    alone = [path for path in chosen if len(chosen) == 1 or _measures(path)]
+    ran = _run_beside([path for path in chosen if path not in alone], options.write)
+    ran += sum(_run(path, options.write) for path in alone)
     place = "/".join(export.home().parts[-2:])
-    print(f"{len(chosen) - len(failures)} of {len(chosen)} notebooks ran; charts are in {place}/")
-    return 1 if failures else 0
+    print(f"{ran} of {len(chosen)} notebooks ran; charts are in {place}/")
+    return 0 if ran == len(chosen) else 1
+
+
+def _run_beside(paths: Sequence[Path], write: bool) -> int:
+    """How many ran. From the last on, since those take longest; interrupted, what runs is ended first."""
+    waiting, running, ran = list(paths), list[subprocess.Popen[str]](), 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                running.append(_started(waiting.pop(), write))
+            time.sleep(LOOK_SECONDS)
+            for process in [each for each in running if each.poll() is not None]:
+                running.remove(process)
+                ran += _told(process)
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.communicate()
+    return ran
+
+
+def _started(path: Path, write: bool) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", __spec__.name, *["--write"] * write, str(path)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+
+
+def _told(process: subprocess.Popen[str]) -> bool:
+    """Passes on what a process said, without its summary; whether its notebook ran."""
+    said, error = process.communicate()
+    print("\n".join(said.splitlines()[:-1]) or error.strip(), file=sys.stderr if process.returncode else sys.stdout)
+    return process.returncode == 0
+
+
+def _measures(path: Path) -> bool:
+    notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    return any(MEASURES in _tags(cell) for cell in notebook.cells)
 
 
 def _run(path: Path, write: bool) -> bool:
@@ -69,7 +114,9 @@ def _run(path: Path, write: bool) -> bool:
         return False
     if write:
         nbformat.write(cleaned(notebook), path)  # type: ignore[no-untyped-call]
-    made = sorted(file.name for file in export.home().rglob("*") if file.is_file() and file.stat().st_mtime >= began)
+    own = export.home().glob(f"{path.stem.partition('-')[0]}-*")
+    files = [file for each in own for file in (each, *each.rglob("*")) if file.is_file()]
+    made = [file for file in files if file.stat().st_mtime >= began]
     print(f"{path.stem}: {time.monotonic() - clock:.1f} s, {len(made)} files exported", flush=True)
     return True
 
@@ -88,8 +135,11 @@ def _tags(cell: Any) -> list[str]:
 
 
 def _chosen(names: Sequence[str]) -> list[Path]:
-    found = sorted(NOTEBOOKS.glob("*.ipynb"))
-    return [path for path in found if not names or any(path.stem.startswith(Path(name).stem) for name in names)]
+    """By how their names begin; a name that is a file's own is that file alone."""
+    given = [Path(name).resolve() for name in names if name.endswith(".ipynb") and Path(name).is_file()]
+    begins = [Path(name).stem for name in names if not (name.endswith(".ipynb") and Path(name).is_file())]
+    found = sorted(NOTEBOOKS.glob("*.ipynb")) if begins or not names else []
+    return sorted({*given, *(path for path in found if not names or path.stem.startswith(tuple(begins)))})
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -122,7 +122,8 @@ _STEPS = (
     *(86400 * days for days in (1, 2, 7, 14, 30)),
 )
 _SMALL_STEPS = tuple(m * 10.0**e for e in range(-6, 0) for m in (1, 2, 5))
-_TICKS = (*(10.0**e for e in range(-6, 2)), 60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 30 * 86400)
+_FEW_STEPS = (*(10.0**e for e in range(-6, 2)), 60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 30 * 86400)
+_SOME_STEPS = (*_FEW_STEPS, *(5 * 10.0**e for e in range(-6, 1)), 30, 300, 1800)
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _lock = threading.RLock()
 thousands = FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{value:,.0f}")
@@ -271,7 +272,7 @@ def log(axis, label, show):
     narrow = high < 150 * low
     if show is duration:
         steps = (*_SMALL_STEPS, *_STEPS)
-        axis.set_major_locator(FixedLocator(steps if narrow else _TICKS))
+        axis.set_major_locator(FixedLocator(steps if narrow else _SOME_STEPS if high < 3000 * low else _FEW_STEPS))
         axis.set_minor_locator(FixedLocator(steps))
     else:
         axis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if narrow else (1,), numticks=12))

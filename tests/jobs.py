@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psycopg
 
@@ -14,6 +15,8 @@ from jobqueue import Handler, LeaseLost
 
 
 def sleep(lease, context):
+    if "begun" in lease.payload:  # a claimed job may still wait for its slot
+        Path(lease.payload["begun"]).touch()
     time.sleep(lease.payload["seconds"])
 
 

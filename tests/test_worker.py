@@ -806,10 +806,11 @@ def in_a_fork(call):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_a_handler_finish_within_the_grace(dsn, queue, number):
-    job_id, later = queue.enqueue("sleep", {"seconds": 1}).id, queue.enqueue("sleep", {"seconds": 1}).id
+def test_a_signal_lets_a_handler_finish_within_the_grace(dsn, queue, number, tmp_path):
+    begun = tmp_path / "begun"
+    job_id, later = (queue.enqueue("sleep", {"seconds": 1, "begun": str(begun)}).id for _ in range(2))
     with process(dsn, "--grace-seconds", "10", "--concurrency", "1") as worker:
-        job_when(queue, job_id, "running")
+        wait_until(begun.exists, 15, "the handler's beginning")
         worker.send_signal(number)
         assert ended(worker) == 0
     assert [(queue.get(id).status, queue.get(id).attempts) for id in (job_id, later)] == [("done", 1), ("ready", 0)]

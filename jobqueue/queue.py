@@ -178,7 +178,8 @@ class Queue:
                 if meanwhile is not None:
                     meanwhile()
             # Read only here, after the block's Sync: before the commit is confirmed nothing has happened.
-            outcomes = self._answers("complete", finished, ends.fetchall()) if finished else []
+            rows = ends.fetchall() if finished and ends.rowcount < len(finished) else finished
+            outcomes = self._answers("complete", finished, rows)
             return Exchanged(outcomes, begins if limit else _claim([]))
 
     def why_empty(self, types: Sequence[str]) -> Claim:
@@ -325,12 +326,11 @@ class Queue:
         with translated(self.conn):
             return self._answers(verb, leases, self._rows(statement, _held(leases) | columns))
 
-    def _answers(self, verb: str, leases: Sequence[Lease], rows: list[TupleRow]) -> list[Outcome]:
-        hit = set(rows)
-        missed = [lease.id for lease in leases if _identity(lease) not in hit]
-        if not missed:
+    def _answers(self, verb: str, leases: Sequence[Lease], rows: Sequence[Any]) -> list[Outcome]:
+        if len(rows) == len(leases):  # a row is told once: each lease has hit its own
             return [Outcome.APPLIED] * len(leases)
-        sights = self._sights(missed)
+        hit = set(rows)
+        sights = self._sights([lease.id for lease in leases if _identity(lease) not in hit])
         return [self._answer(verb, lease, hit, sights) for lease in leases]
 
     def _answer(self, verb: str, lease: Lease, hit: set[TupleRow], sights: dict[int, Sight]) -> Outcome:

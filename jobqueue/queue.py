@@ -70,7 +70,7 @@ class Queue:
             for _ in range(_SENDS):
                 created = self._row(SQL.enqueue if key is None else SQL.enqueue_keyed, job)
                 if created:
-                    self._wake([job], heard=created[1])
+                    self._wake([job] if created[1] else [])
                     return Enqueued(created[0], True)
                 known = self._row(SQL.key_look, job)
                 if known:
@@ -108,9 +108,9 @@ class Queue:
         self._wake(checked)
         return [Enqueued(id, True) for id in ids]
 
-    def _wake(self, jobs: list[dict[str, Any]], heard: bool = True) -> None:
+    def _wake(self, jobs: list[dict[str, Any]]) -> None:
         """Tells workers that wait for such jobs; a hint, so its failure is none of the jobs', which are committed."""
-        due = [job["type"] for job in jobs if job["run_at"] is None and not job["delay"]] if heard else []
+        due = [job["type"] for job in jobs if job["run_at"] is None and not job["delay"]]
         if due:
             committed = self.conn.info.transaction_status == TransactionStatus.IDLE
             with translated(self.conn), suppress(psycopg.Error) if committed else nullcontext():

@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from psycopg.rows import class_row, dict_row, namedtuple_row
 
+from helpers import wait_until
 from jobqueue import Backoff, Empty, JobQueueError, Outcome, Queue
 
 pytestmark = pytest.mark.shared
@@ -45,6 +46,10 @@ CALLERS = {
 }
 
 
+def no_lease_in_force(conn):
+    return conn.execute("select id from jobqueue.job where locked_until > jobqueue.now()").fetchall() == []
+
+
 def live_a_life(queue):
     """One job through every verb; the answers, in order."""
     run_at = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=5)))
@@ -61,9 +66,9 @@ def live_a_life(queue):
     [lease] = queue.claim("B")
     answers += [queue.fail(lease, "boom", backoff=AT_ONCE), queue.reconcile(lease)]
     [lease] = queue.claim("C", lease_seconds=0.001)
-    queue.conn.execute("select pg_sleep(0.002)")
+    wait_until(lambda: no_lease_in_force(queue.conn), 5, "the end of the lease")
     adopted = queue.adopt(first.id, "D", lease_seconds=0.001)
-    queue.conn.execute("select pg_sleep(0.002)")
+    wait_until(lambda: no_lease_in_force(queue.conn), 5, "the end of the lease")
     answers += [
         adopted.epoch,
         [one.status for one in queue.reap(backoff=AT_ONCE)],

@@ -208,16 +208,11 @@ def _cancel(options: argparse.Namespace) -> None:
             print(f"cancelled: {queue.cancel_type(options.type)}")
 
 
-def _pause(options: argparse.Namespace) -> None:
+def _switch(options: argparse.Namespace) -> None:
+    told = {"pause": "are not claimed until resumed; running ones go on", "resume": "are claimed again"}
     with _queue(options) as queue:
-        queue.pause_type(options.type)
-    print(f"paused: jobs of type {options.type!r} are not claimed until resumed; running ones go on")
-
-
-def _resume(options: argparse.Namespace) -> None:
-    with _queue(options) as queue:
-        queue.resume_type(options.type)
-    print(f"resumed: jobs of type {options.type!r} are claimed again")
+        getattr(queue, f"{options.command}_type")(options.type)
+    print(f"{options.command}d: jobs of type {options.type!r} {told[options.command]}")
 
 
 def _fence(options: argparse.Namespace) -> None:
@@ -359,8 +354,8 @@ COMMANDS: dict[str, Command] = {
     "dead": (_dead, "Dead letters with their reasons.", _dead_arguments),
     "redrive": (_redrive, "Dead letters back to ready.", _redrive_arguments),
     "cancel": (_cancel, "Cancel one job, or all of a type.", _cancel_arguments),
-    "pause": (_pause, "Claim no more jobs of a type.", _type_arguments),
-    "resume": (_resume, "Claim jobs of a type again.", _type_arguments),
+    "pause": (_switch, "Claim no more jobs of a type.", _type_arguments),
+    "resume": (_switch, "Claim jobs of a type again.", _type_arguments),
     "fence": (_fence, "After a fail-over, before workers start: raise every live epoch.", _fence_arguments),
 }
 
@@ -419,9 +414,7 @@ def _handlers(name: str) -> Handlers:
     try:
         found: Handlers = getattr(importlib.import_module(module), attribute)
         return found
-    except ModuleNotFoundError as error:
-        raise InvalidInput(f"--handlers {name}: {error}") from error
-    except AttributeError as error:
+    except (ModuleNotFoundError, AttributeError) as error:
         raise InvalidInput(f"--handlers {name}: {error}") from error
 
 

@@ -141,7 +141,8 @@ def payload(value: object) -> str:
     return encoded
 
 
-_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode  # json.dumps makes a new encoder each time
+# json.dumps makes a new encoder each time; a circle is found by its depth, and to look for one took half of the time.
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False).encode
 
 
 def _first_fault(value: object, path: str = "payload", depth: int = 0) -> str | None:

@@ -60,11 +60,22 @@ from input where (id in (select id from born)) is true
 -- name: reserve_ids
 select array(select nextval('jobqueue.job_id_seq') from generate_series(1, %(count)s)), jobqueue.now()
 
+-- name: new_keys
+-- In the order of enqueue_many. Plain, since ON CONFLICT is 5 of the 14 µs of a key: a known one undoes all, and
+-- enqueue_many is sent instead. It reads no row of the registry: nothing depends on when that was last analyzed.
+insert into jobqueue.job_key (key, job_id, fingerprint)
+select key, id, jsonb_hash_extended(jsonb_build_array(type, payload), 0)
+from unnest(%(keys)s::text[], %(ids)s::bigint[], %(types)s::text[], %(payloads)s::jsonb[]) as x(key, id, type, payload)
+order by key
+
 -- name: copy_due
 copy jobqueue.job (id, type, payload, max_attempts) from stdin
 
+-- name: copy_keyed
+copy jobqueue.job (id, type, payload, max_attempts, idempotency_key) from stdin
+
 -- name: copy_later
-copy jobqueue.job (id, type, payload, max_attempts, run_at) from stdin
+copy jobqueue.job (id, type, payload, max_attempts, idempotency_key, run_at) from stdin
 
 -- name: wake
 -- A listener a job, whose row goes as it is told.

@@ -3,15 +3,16 @@
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import TupleRow, dict_row, namedtuple_row, tuple_row
 
-from . import limits
+from . import bulk, limits
 from .backoff import Backoff
+from .bulk import DEFAULT_MAX_ATTEMPTS, array, texts
 from .errors import InfrastructureError, InvalidInput, JobQueueError
 from .installation import install, uninstall
 from .model import Cancellation, Claim, Empty, Enqueued, Job, Lease, Place, Reaped, job_from
@@ -20,9 +21,7 @@ from .sql import SQL
 from .transactions import together, translated
 
 TERMINAL = ("done", "failed", "dead", "cancelled")
-DEFAULT_MAX_ATTEMPTS = 5
 _DEFAULT_BACKOFF = Backoff()
-COPY_FROM = 100  # jobs without keys: COPY takes three round trips, and a third of the time for each job
 _SENDS = 3  # a statement is sent again twice where the row is still the lease's; then something unseen holds it
 
 
@@ -65,7 +64,7 @@ class Queue:
         max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     ) -> Enqueued:
         """Adds a job; the same key again is a no-op that returns the first job's id (and whether both match)."""
-        job = _checked_job(type, payload, key, run_at, delay_seconds, max_attempts)
+        job = bulk.checked_job(type, payload, key, run_at, delay_seconds, max_attempts)
         with translated(self.conn):
             for _ in range(_SENDS):
                 created = self._row(SQL.enqueue if key is None else SQL.enqueue_keyed, job)
@@ -79,34 +78,21 @@ class Queue:
 
     def enqueue_many(self, jobs: Iterable[dict[str, Any]]) -> list[Enqueued]:
         """Adds jobs (dicts with the arguments of `enqueue`) in one transaction; answers in input order."""
-        checked = [_checked_entry(place, job) for place, job in enumerate(jobs)]
-        if len(checked) >= COPY_FROM and not self._is_pipelined and all(job["key"] is None for job in checked):
-            return self._copy(checked)
+        checked = bulk.checked(jobs)
+        if len(checked) >= bulk.COPY_FROM and not self._is_pipelined:
+            with translated(self.conn):
+                ids = bulk.copied(self.conn, checked)
+            if ids is not None:
+                self._wake(checked)
+                return [Enqueued(id, True) for id in ids]
         results: dict[int, Enqueued] = {}
         with translated(self.conn):
             for _ in range(_SENDS):
-                open_places = [place for place in range(len(checked)) if place not in results]
-                if not open_places:
-                    break
-                self._enqueue_batch(checked, open_places, results)
+                if left := [place for place in range(len(checked)) if place not in results]:
+                    self._enqueue_batch(checked, left, results)
         if len(results) < len(checked):
             raise InfrastructureError("some keys come and go: another transaction is pruning them, try again")
         return [results[place] for place in range(len(checked))]
-
-    def _copy(self, checked: list[dict[str, Any]]) -> list[Enqueued]:
-        with translated(self.conn), together(self.conn), self.conn.cursor(row_factory=tuple_row) as cursor:
-            [(ids, now)] = cursor.execute(SQL.reserve_ids, {"count": len(checked)}).fetchall()
-            jobs = zip(ids, checked, strict=True)
-            rows: list[TupleRow] = [(id, job["type"], job["payload"], job["max_attempts"]) for id, job in jobs]
-            later = any(job["run_at"] is not None or job["delay"] for job in checked)
-            if later:
-                times = (job["run_at"] or now + timedelta(seconds=job["delay"]) for job in checked)
-                rows = [(*row, time) for row, time in zip(rows, times, strict=True)]
-            with cursor.copy(SQL.copy_later if later else SQL.copy_due) as copy:
-                for row in rows:
-                    copy.write_row(row)
-        self._wake(checked)
-        return [Enqueued(id, True) for id in ids]
 
     def _wake(self, jobs: list[dict[str, Any]]) -> None:
         """Tells workers that wait for such jobs; a hint, so its failure is none of the jobs', which are committed."""
@@ -122,7 +108,7 @@ class Queue:
         return self.conn.pgconn.pipeline_status != PipelineStatus.OFF
 
     def _enqueue_batch(self, checked: list[dict[str, Any]], places: list[int], results: dict[int, Enqueued]) -> None:
-        columns = _columns([checked[place] for place in places])
+        columns = bulk.columns([checked[place] for place in places])
         created = self._rows(SQL.enqueue_many, columns)
         results |= {places[ord_ - 1]: Enqueued(id_, True) for ord_, id_, _ in created}
         self._wake([checked[places[ord_ - 1]] for ord_, _, heard in created if heard])
@@ -426,8 +412,7 @@ class Queue:
 
     def get(self, job_id: int) -> Job | None:
         """The row, live or archived."""
-        jobs = self._jobs(SQL.job, {"id": limits.job_id(job_id)})
-        return jobs[0] if jobs else None
+        return next(iter(self._jobs(SQL.job, {"id": limits.job_id(job_id)})), None)
 
     def dead_letters(self, *, type: str | None = None, limit: int = 100) -> list[Job]:
         """Live rows that are dead or failed, the newest first."""
@@ -456,8 +441,7 @@ class Queue:
         return self._cursor.execute(statement, asked).fetchall()
 
     def _row(self, statement: str, asked: dict[str, Any]) -> TupleRow | None:
-        rows = self._rows(statement, asked)
-        return rows[0] if rows else None
+        return next(iter(self._rows(statement, asked)), None)
 
 
 def claim_arguments(
@@ -515,71 +499,14 @@ def _identity(lease: Lease) -> TupleRow:
 
 
 def _held(leases: Sequence[Lease]) -> dict[str, str]:
-    """Arrays as text: psycopg dumps a list one by one, and by its largest number, which prepares the statement anew."""
-    columns = {"ids": _array([str(lease.id) for lease in leases]), "owners": _texts([lease.owner for lease in leases])}
-    return columns | {"epochs": _array([str(lease.epoch) for lease in leases])}
-
-
-def _texts(values: list[str]) -> str:
-    quoted = {value: _quoted(value) for value in set(values)}
-    return _array([quoted[value] for value in values])
-
-
-def _quoted(value: str) -> str:
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _array(values: list[str]) -> str:
-    return "{" + ",".join(values) + "}"
+    columns = {"ids": array([str(lease.id) for lease in leases]), "owners": texts([lease.owner for lease in leases])}
+    return columns | {"epochs": array([str(lease.epoch) for lease in leases])}
 
 
 def _lease(row: TupleRow) -> Lease:
     slot = row[8] and row[8].astimezone(UTC)  # two instants of a fold are equal in any other zone
     values: TupleRow = (*row[:8], slot)
     return Lease(*values)
-
-
-def _checked_job(
-    type: str,
-    payload: Any = None,
-    key: str | None = None,
-    run_at: datetime | None = None,
-    delay_seconds: float | None = None,
-    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-) -> dict[str, Any]:
-    if run_at is not None and delay_seconds is not None:
-        raise InvalidInput("give run_at or delay_seconds, not both")
-    return {
-        "type": limits.job_type(type),
-        "payload": limits.payload(payload),
-        "key": limits.key(key),
-        "run_at": None if run_at is None else limits.instant(run_at, "run_at"),
-        "delay": 0.0 if delay_seconds is None else limits.delay_seconds(delay_seconds),
-        "max_attempts": limits.max_attempts(max_attempts),
-    }
-
-
-_ENTRY = {"type", "payload", "key", "run_at", "delay_seconds", "max_attempts"}
-
-
-def _checked_entry(place: int, entry: dict[str, Any]) -> dict[str, Any]:
-    try:
-        if not isinstance(entry, dict) or "type" not in entry or not entry.keys() <= _ENTRY:
-            raise InvalidInput(f"needs a dict with `type` and at most {', '.join(sorted(_ENTRY))}, not {entry!r:.200}")
-        return _checked_job(**entry)
-    except InvalidInput as error:
-        raise InvalidInput(f"jobs[{place}]: {error}") from None
-
-
-def _columns(jobs: list[dict[str, Any]]) -> dict[str, str]:
-    return {
-        "types": _texts([job["type"] for job in jobs]),
-        "payloads": _array([_quoted(job["payload"]) for job in jobs]),
-        "keys": _array(["NULL" if job["key"] is None else _quoted(job["key"]) for job in jobs]),
-        "run_ats": _array(["NULL" if job["run_at"] is None else f'"{job["run_at"].isoformat()}"' for job in jobs]),
-        "delays": _array([str(job["delay"]) for job in jobs]),
-        "max_attempts": _array([str(job["max_attempts"]) for job in jobs]),
-    }
 
 
 def _checked_candidate(name: str | None, digest: str | None) -> Candidate:

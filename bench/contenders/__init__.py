@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-PYTHON, NODE, SQL = "Python", "Node", "SQL"
+PYTHON, NODE, SQL, DRIVER = "Python", "Node", "SQL", "driver"  # DRIVER: SQL through psycopg
 NODE_FOLDER = Path(__file__).resolve().parents[1] / "node"
 INSTALL = {
     PYTHON: "./run bench installs it with the extra `peers` (without --no-peers)",
     NODE: "./run bench --install-node-peers installs it (needs node and npm)",
 }
-NAMES = ("pgfloor", "ours", "pgqueuer", "chancy", "procrastinate", "dbos", "graphile", "pgboss")
+NAMES = ("pgfloor", "driver", "ours", "pgqueuer", "chancy", "procrastinate", "dbos", "graphile", "pgboss")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Contender:
         return {
             "ours": "jobqueue (ours)",
             "pgfloor": "floor (pgbench)",
+            "driver": "floor (psycopg)",
             "graphile": "graphile-worker",
             "pgboss": "pg-boss",
         }.get(self.name, self.name)

@@ -20,7 +20,7 @@ KINDS = {
 }
 OWN = ("o", style.BLUE)
 LEGEND = (
-    "● ours   ■ Python   ▲ Node   ◆ PostgreSQL's floor, by pgbench and by psycopg; "
+    "● ours   ■ Python   ▲ Node   ◆ PostgreSQL's floor; "
     "marks: medians of the rounds, lines: least to most; logarithmic axes; durable commits"
 )
 

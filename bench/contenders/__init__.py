@@ -44,8 +44,8 @@ class Contender:
     def label(self) -> str:
         return {
             "ours": "jobqueue (ours)",
-            "pgfloor": "floor (pgbench)",
-            "driver": "floor (psycopg)",
+            "pgfloor": "floor",
+            "driver": "floor by psycopg",
             "graphile": "graphile-worker",
             "pgboss": "pg-boss",
         }.get(self.name, self.name)

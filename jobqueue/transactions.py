@@ -1,5 +1,6 @@
 """How statements are sent: errors of psycopg become the queue's own, and several statements count together."""
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,17 +14,30 @@ class translated:
     """A block whose errors of psycopg leave as the queue's own, with the cause kept. (A generator would cost each verb
     8 µs.)"""
 
-    __slots__ = ("conn",)
+    __slots__ = ("conn", "handled")
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self.conn = conn
 
     def __enter__(self) -> psycopg.Connection[Any]:
+        self.handled = sys.exception()
         return self.conn
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, psycopg.Error):
+            if interrupt := _interrupt(error, self.handled):
+                raise interrupt
             raise translate(error, self.conn) from error
+
+
+def _interrupt(error: BaseException, handled: BaseException | None) -> BaseException | None:
+    """What psycopg's own error hides: a KeyboardInterrupt amid the end of a pipeline is followed by "busy"."""
+    link = error.__context__
+    while link is not None and link is not handled:
+        if not isinstance(link, Exception):
+            return link
+        link = link.__context__
+    return None
 
 
 def together(conn: psycopg.Connection[Any]) -> AbstractContextManager[object]:

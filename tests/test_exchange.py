@@ -176,3 +176,49 @@ def test_what_an_exchange_brought_can_be_read_after_the_next_was_sent(queue):
     second = queue.exchange([], "A", **options, meanwhile=lambda: seen.extend(first.claim))
     assert ([lease.id for lease in seen], [lease.id for lease in second.claim]) == (ids[:2], ids[2:])
     assert queue.complete_many(seen) == [Outcome.APPLIED] * 2
+
+
+# ---- an interrupt ----------------------------------------------------------------------------------------------------
+
+
+class Interrupted(psycopg.Connection):
+    """Ctrl-C arrives where psycopg begins to wait for the n-th time from now."""
+
+    waits_left = None
+
+    def wait(self, generator, *args, **kwargs):
+        if self.waits_left == 0:
+            self.waits_left = None
+            raise KeyboardInterrupt
+        if self.waits_left is not None:
+            self.waits_left -= 1
+        return super().wait(generator, *args, **kwargs)
+
+
+def test_an_interrupt_amid_an_exchange_stays_an_interrupt(dsn, queue):
+    """Also at the pipeline's end, where psycopg leaves it with an error of its own: "busy"."""
+    told = []
+    for waits in range(20):
+        queue.enqueue_many([{"type": "mail"}] * 2)
+        conn = Interrupted.connect(dsn, autocommit=True)
+        held = list(Queue(conn).claim("A", types=["mail"]))
+        conn.waits_left = waits
+        try:
+            Queue(conn).exchange(held, "A", leases={"mail": 30}, slots=1)
+            break
+        except BaseException as error:
+            told.append(type(error))
+        finally:
+            conn.close()
+    assert told == [KeyboardInterrupt] * waits and waits >= 3
+
+
+def test_an_error_while_an_interrupt_is_handled_stays_an_error(dsn, queue):
+    """Who cleans up after Ctrl-C hears of a lost connection as of any other."""
+    conn = psycopg.connect(dsn, autocommit=True)
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        conn.close()
+        with pytest.raises(InfrastructureError, match="connection"):
+            Queue(conn).enqueue("mail")

@@ -832,10 +832,11 @@ def test_sigterm_releases_what_has_not_finished_and_no_attempt_is_used(dsn, queu
     assert took < most
 
 
-def test_a_second_sigterm_ends_the_process_at_once_and_the_lease_is_left_to_the_reaper(dsn, queue):
-    job_id = queue.enqueue("sleep", {"seconds": 30}).id
+def test_a_second_sigterm_ends_the_process_at_once_and_the_lease_is_left_to_the_reaper(dsn, queue, tmp_path):
+    begun = tmp_path / "begun"
+    job_id = queue.enqueue("sleep", {"seconds": 30, "begun": str(begun)}).id
     with process(dsn, "--grace-seconds", "60") as worker:
-        job_when(queue, job_id, "running")
+        wait_until(begun.exists, 15, "the handler's beginning")  # before it, SIGTERM gives the job back at once
         worker.terminate()
         with pytest.raises(subprocess.TimeoutExpired):
             worker.wait(0.5)

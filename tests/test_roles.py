@@ -13,6 +13,7 @@ from psycopg import conninfo, sql
 from helpers import wait_until
 from jobqueue import Handler, Janitor, JobQueueError, Outcome, Queue, Reaper, Scheduler, Schedules, Worker, metrics
 from jobqueue.backoff import Backoff
+from jobqueue.bulk import COPY_FROM
 from jobqueue.lab import database
 
 ROLES = ("jobqueue_producer", "jobqueue_worker", "jobqueue_observer")
@@ -200,6 +201,15 @@ def test_a_producer_enqueues_in_every_form(owner, as_role, conn):
         [(one.created, one.matches) for one in [first, *answers]],
         conn.execute("select count(*) from jobqueue.listener").fetchone(),
     ) == ([(True, True), (False, True), (False, False), (True, True), (False, False), (True, True)], (0,))
+
+
+@pytest.mark.parametrize("plan", [{}, {"delay_seconds": 9}], ids=["due", "later"])
+@pytest.mark.parametrize("keyed", [True, False], ids=["keys", "no keys"])
+def test_a_producer_enqueues_by_copy(as_role, conn, plan, keyed):
+    queue = Queue(as_role("producer")[1])
+    jobs = [{"type": "mail", **plan} | ({"key": f"k{n}"} if keyed else {}) for n in range(COPY_FROM)]
+    told = [one.created for _ in range(2) for one in queue.enqueue_many(jobs)]
+    assert told == [True] * COPY_FROM + [not keyed] * COPY_FROM
 
 
 @pytest.mark.parametrize(

@@ -39,14 +39,18 @@ class Wire(psycopg.Connection):
     def answers(self, count: int) -> list:
         """Ends the pipeline; the results of the `count` statements that were sent in it."""
         wire, results = self.pgconn, []
-        wire.pipeline_sync()
-        for _ in range(count):
-            results.append(wire.get_result())
-            wire.get_result()  # the end of this statement's
-        wire.get_result()  # the sync: all is committed, or nothing
-        if wire.status == pq.ConnStatus.OK:
-            wire.exit_pipeline_mode()
-        return results
+        try:
+            wire.pipeline_sync()
+            for _ in range(count):
+                results.append(wire.get_result())
+                wire.get_result()  # the end of this statement's
+            wire.get_result()  # the sync: all is committed, or nothing
+            if wire.status == pq.ConnStatus.OK:
+                wire.exit_pipeline_mode()
+            return results
+        except BaseException:  # an interrupt, too: what was asked is still to be answered, so nothing more can be asked
+            wire.finish()
+            raise
 
     def _parsed(self, query: str) -> tuple[bytes, list[str]]:
         """The server infers each parameter's type from its place."""

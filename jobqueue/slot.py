@@ -66,6 +66,8 @@ class Slot:
             result = held.handler.fn(held.lease, Context(held, self))
             if result is not None and inspect.iscoroutine(result):
                 self._await(result)
+            elif inspect.isgenerator(result) or inspect.isasyncgen(result) or inspect.isawaitable(result):
+                raise TypeError(f"the handler returned a {type(result).__name__}, which nobody would run to its end")
             return COMPLETE if self._block is None else self._commit(held)
         except BaseException as error:
             end = self._end_of(held, error)
@@ -78,7 +80,7 @@ class Slot:
             self._conn, self._block = self._begin(idle_seconds)
         if self._conn.closed:
             raise InfrastructureError("the connection with this job's transaction is lost, and all that was done there")
-        return self._conn
+        return self._session.conn if self._session else self._conn  # which refuses in a forked child
 
     def cancel(self) -> None:
         """From another thread, for a handler that was given up: its transaction must not keep locks."""
@@ -150,7 +152,7 @@ class Slot:
         return End("fail", _told(error))
 
     def _is_cut(self) -> bool:
-        return self._conn is not None and self._conn.closed
+        return self._conn is not None and self._conn.broken  # not: closed by the handler
 
     def _is_trouble(self, error: BaseException) -> bool:
         """What the handler calls infrastructure, or a deadlock and its like in its transaction; no other database's."""

@@ -1,5 +1,6 @@
 """What a handler is given: its own transaction, effects that count once, authority that ends, heartbeats beside it."""
 
+import os
 import threading
 import time
 from contextlib import suppress
@@ -419,3 +420,45 @@ def test_waiting_for_lost_from_several_threads_of_a_handler_wakes_them_all(dsn, 
         queue.cancel(job_id)
         wait_until(lambda: len(woken) == 8, 5)
     assert (woken, statuses(conn)) == ([True] * 8, {"cancelled": 1})
+
+
+async def not_awaited():
+    yield 1
+
+
+RETURNED = {
+    "a generator": lambda lease, context: (number for number in [1]),
+    "an asynchronous generator": lambda lease, context: not_awaited(),
+}
+
+
+@pytest.mark.parametrize("handler", RETURNED.values(), ids=RETURNED)
+def test_what_nobody_would_run_to_its_end_is_a_failure_and_never_a_silent_success(dsn, queue, conn, handler):
+    job_id = queue.enqueue("job", max_attempts=1).id
+    with working(dsn, {"job": handler}):
+        job = job_when(queue, job_id, "dead")
+    assert "which nobody would run to its end" in job.last_error
+
+
+def test_a_handler_that_closes_its_connection_is_released_and_counted(dsn, queue, conn):
+    closing = Handler(lambda lease, context: context.connection.close(), backoff=SOON)
+    job_id = queue.enqueue("job", max_attempts=1).id
+    with working(dsn, {"job": closing}):
+        job = job_when(queue, job_id, "dead")  # at the 21st in a row: what it does to itself is no outage
+    assert ends(job) == ["released"] * 20 + ["failed"]
+
+
+def test_a_forked_child_may_not_use_the_handlers_connection(dsn, queue, conn):
+    def handler(lease, context):
+        context.connection.execute("select 1")
+        child = os.fork()
+        if child == 0:
+            try:
+                context.connection.execute("select 2")
+            except JobQueueError:
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        context.connection.execute("select 3")
+
+    assert run(dsn, queue, conn, handler).status == "done"

@@ -68,6 +68,8 @@ def _create_roles(conn: psycopg.Connection[Any]) -> None:
 def _create(conn: psycopg.Connection[Any], virtual: bool) -> None:
     if value(conn, SQL.schema_exists):
         raise JobQueueError("a schema named jobqueue exists here that this package did not make: nothing was changed")
+    if (encoding := conn.info.parameter_status("server_encoding")) != "UTF8":
+        raise JobQueueError(f"this database's encoding is {encoding}, and the queue stores any text: it needs UTF8")
     conn.execute(text("schema.sql"))
     conn.execute(text("views.sql"))
     if virtual:
@@ -94,11 +96,14 @@ def _upgrade(conn: psycopg.Connection[Any], virtual: bool) -> None:
 
 def _migrate(conn: psycopg.Connection[Any], version: int) -> None:
     """The numbered steps after `version`. Views are made anew: a column that one shows can't change its type."""
+    granted = conn.execute(SQL.view_grants).fetchall()
     for view in reversed(_VIEW.findall(text("views.sql"))):
         conn.execute(SQL.drop_view.format(view=view))  # a view of the user's that reads one refuses it, and says so
     for number, statement in sorted(migrations().items()):
         if number > version:
             conn.execute(statement)
     conn.execute(text("views.sql"))
+    for [grant] in granted:
+        conn.execute(grant)
     if value(conn, SQL.has_roles):
         conn.execute(text("roles.sql"))  # what was granted on the views has gone with them

@@ -431,6 +431,14 @@ select schema_version, virtual from jobqueue.meta
 select coalesce(bool_or(has_schema_privilege(oid, 'jobqueue', 'usage')), false)
 from pg_roles where rolname = 'jobqueue_observer'
 
+-- name: view_grants
+-- What others may read, as statements: it goes with a view that is dropped.
+select format('grant %s on jobqueue.%I to %s%s', a.privilege_type, c.relname,
+  case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end,
+  case when a.is_grantable then ' with grant option' end)
+from pg_class c cross join aclexplode(c.relacl) a
+where c.relnamespace = 'jobqueue'::regnamespace and c.relkind = 'v' and a.grantee <> c.relowner
+
 -- name: drop_view
 drop view if exists jobqueue.{view}
 

@@ -4,7 +4,7 @@ import re
 from importlib import resources
 from types import SimpleNamespace
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 

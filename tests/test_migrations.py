@@ -90,3 +90,25 @@ def test_a_newer_schema_is_refused_with_both_versions(queue, conn):
     conn.execute("update jobqueue.meta set schema_version = %s", (SCHEMA_VERSION + 1,))
     with pytest.raises(JobQueueError, match=f"version {SCHEMA_VERSION + 1}, this package knows {SCHEMA_VERSION}"):
         queue.install()
+
+
+def test_an_upgrade_keeps_what_others_may_read(old):
+    old.conn.execute("create role grafana nologin")
+    try:
+        old.conn.execute("grant select on jobqueue.depth to grafana with grant option")
+        old.conn.execute("grant select on jobqueue.horizon to public")
+        old.install()
+        seen = "select has_table_privilege('grafana', 'jobqueue.' || %s, %s)"
+        rights = {"depth": "select with grant option", "horizon": "select", "lock_waits": "select"}
+        found = [old.conn.execute(seen, right).fetchone() for right in rights.items()]
+        assert found == [(True,), (True,), (False,)]
+    finally:
+        old.conn.execute("drop owned by grafana; drop role grafana")
+
+
+def test_a_row_that_the_new_version_refuses_stops_the_upgrade_and_changes_nothing(old):
+    old.conn.execute("insert into jobqueue.job (type, run_at) values ('mail', '20000-01-01')")
+    before = shape(old.conn)
+    with pytest.raises(JobQueueError, match='column "run_at" of table "job"'):
+        old.install()
+    assert shape(old.conn) == before

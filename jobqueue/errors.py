@@ -1,6 +1,6 @@
 """The errors: few, and each is a decision that the caller makes."""
 
-from typing import Protocol
+from typing import Any
 
 
 class JobQueueError(Exception):
@@ -37,17 +37,7 @@ _TRANSIENT = ("08", "53", "57P0", "40001", "40P01", "25006", "25P03", "55P03", "
 _NOT_INSTALLED = ("3F000", "42P01", "42883")
 
 
-class _Connection(Protocol):
-    """What is asked of a psycopg connection; this module knows no driver."""
-
-    @property
-    def broken(self) -> bool: ...
-
-    @property
-    def closed(self) -> bool: ...
-
-
-def translate(error: Exception, connection: _Connection | None = None) -> JobQueueError:
+def translate(error: Exception, connection: Any = None) -> JobQueueError:
     """What a psycopg error from one of the queue's own statements means for the caller (chain it with `from`)."""
     state = getattr(error, "sqlstate", None)
     text = " ".join(str(error).split()) or type(error).__name__

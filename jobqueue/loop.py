@@ -123,14 +123,18 @@ def connect(
     settings: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, "application_name": limits.clip(name, 63)}
     settings |= {"tcp_user_timeout": DEAD_PEER_SECONDS * 1000, "keepalives_idle": 10, "keepalives_interval": 5}
     settings |= {field: value for field, value in given.items() if field in settings}
+    settings["client_encoding"] = "utf8"  # whatever the database's own default is, or PGCLIENTENCODING
     if prepare_threshold is not None:
-        settings["options"] = f"{given.get('options', '')} {_options(**session)}".strip()
+        theirs = given.get("options") or os.environ.get("PGOPTIONS", "")
+        settings["options"] = f"{theirs} {_options(**session)}".strip()
     try:
         conn = psycopg.connect(dsn, autocommit=True, prepare_threshold=prepare_threshold, **settings)
         set_json_loads(_loads, conn)
         return conn
     except psycopg.OperationalError as error:
         reason = " ".join(str(error).split())
+    if "startup parameter" in reason:
+        reason += " (behind a transaction pooler: --pooled, or prepare_threshold=None)"
     where = f"{given.get('host', 'the local socket')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
     raise InfrastructureError(f"can't connect to {where}: {redacted(reason, given.get('password'))}")
 
@@ -167,8 +171,10 @@ def redacted(text: str, password: str | None) -> str:
 def _options(idle_seconds: float | None = None, lock_seconds: float | None = None, own: bool = False) -> str:
     given = {
         "timezone": "UTC",
+        "datestyle": "ISO",
         "default_transaction_isolation": r"read\ committed",  # whatever the database's own default is
         "idle_in_transaction_session_timeout": _milliseconds(idle_seconds),
+        "idle_session_timeout": 0,  # a reaper that polls more seldom would take each look for the end of an outage
         "lock_timeout": _milliseconds(lock_seconds),
         # The server, too, must notice a peer that is gone: its open transaction would keep a row locked.
         "tcp_user_timeout": DEAD_PEER_SECONDS * 1000,

@@ -18,7 +18,7 @@ from .installation import install, uninstall
 from .model import Cancellation, Claim, Empty, Enqueued, Job, Lease, Place, Reaped, job_from
 from .outcome import AGAIN, STALE, Candidate, Outcome, Sight, decide
 from .sql import SQL
-from .transactions import together, translated
+from .transactions import READABLE, together, translated
 
 TERMINAL = ("done", "failed", "dead", "cancelled")
 _DEFAULT_BACKOFF = Backoff()
@@ -191,6 +191,9 @@ class Queue:
         """Claims commit by themselves: after a caller's rollback the same epoch would be handed out twice."""
         if self.conn.info.transaction_status != TransactionStatus.IDLE:
             raise JobQueueError(f"{verb} refuses to join an open transaction: its epoch must be committed first")
+        told = self.conn.info.parameter_status
+        if told("client_encoding") != "UTF8" or not (told("DateStyle") or "").startswith("ISO"):
+            raise JobQueueError(f"{verb} refuses a connection on which its answer can't be read: {READABLE}")
         if self.conn.autocommit:
             yield
         else:
@@ -223,26 +226,16 @@ class Queue:
         return self._many("complete", leases, SQL.complete_many)
 
     def fail(
-        self,
-        lease: Lease,
-        error: str | BaseException,
-        *,
-        delay_seconds: float | None = None,
-        permanent: bool = False,
+        self, lease: Lease, error: str | BaseException, *, delay_seconds: float | None = None, permanent: bool = False,
         backoff: Backoff = _DEFAULT_BACKOFF,
-    ) -> Outcome:
+    ) -> Outcome:  # fmt: skip
         """This attempt failed: ready again after the backoff, `dead` without attempts left, `failed` if permanent."""
         return self.fail_and_tell(lease, error, delay_seconds=delay_seconds, permanent=permanent, backoff=backoff)[0]
 
     def fail_and_tell(
-        self,
-        lease: Lease,
-        error: str | BaseException,
-        *,
-        delay_seconds: float | None = None,
-        permanent: bool = False,
+        self, lease: Lease, error: str | BaseException, *, delay_seconds: float | None = None, permanent: bool = False,
         backoff: Backoff = _DEFAULT_BACKOFF,
-    ) -> tuple[Outcome, str | None]:
+    ) -> tuple[Outcome, str | None]:  # fmt: skip
         """As `fail`; also the status that this call gave the job (None where it changed nothing)."""
         delay = backoff.delay(lease.attempt, self.rng) if delay_seconds is None else limits.delay_seconds(delay_seconds)
         verb = "fail permanently" if permanent else "fail"

@@ -7,7 +7,9 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from .errors import translate
+from .errors import JobQueueError, translate
+
+READABLE = "open it with client_encoding='utf8', and leave DateStyle at ISO"
 
 
 class translated:
@@ -28,6 +30,8 @@ class translated:
             if interrupt := _interrupt(error, self.handled):
                 raise interrupt
             raise translate(error, self.conn) from error
+        if isinstance(error, (UnicodeError, NotImplementedError)):
+            raise JobQueueError(f"this connection can't carry what the queue stores: {READABLE} ({error})") from error
 
 
 def _interrupt(error: BaseException, handled: BaseException | None) -> BaseException | None:

@@ -196,3 +196,22 @@ def test_a_savepoint_that_rolls_back_takes_its_own_enqueue_only(dsn):
             with conn.transaction(force_rollback=True):
                 queue.enqueue("mail", key="inner")
         assert [queue.enqueue("mail", key=key).created for key in ("outer", "inner")] == [False, True]
+
+
+UNREADABLE = {"client_encoding LATIN1": "set client_encoding = 'LATIN1'", "German dates": "set datestyle = 'German'"}
+
+
+@pytest.mark.parametrize("statement", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_claim_whose_answer_could_not_be_read_is_refused_and_takes_no_job(dsn, queue, statement):
+    job = queue.enqueue("mail", {"to": "José"})
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(statement)
+        for verb in (
+            lambda: Queue(conn).claim("A"),
+            lambda: Queue(conn).exchange([], "A", leases={"mail": 9}, slots=1),
+        ):
+            with pytest.raises(JobQueueError, match="open it with client_encoding='utf8'"):
+                verb()
+        with pytest.raises(JobQueueError, match="open it with client_encoding='utf8'"):
+            Queue(conn).enqueue("mail", {"price": "5 €"}) and Queue(conn).get(job.id)
+    assert queue.get(job.id).status == "ready"

@@ -42,10 +42,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _guarded(command: str, verbose: bool, act: Callable[[], int | None]) -> int:
     try:
-        return act() or 0
-    except JobQueueError as error:
+        code = act() or 0
+        print(end="", flush=True)
+        return code
+    except (JobQueueError, OSError) as error:
         if verbose:
             raise
+        if isinstance(error, OSError):  # e.g. nobody reads this output: the interpreter must not try once more
+            sys.stdout = None
         print(f"jobqueue {command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -71,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
         command.add_argument("--dsn", help="else JOBQUEUE_DSN, else the laboratory's own server")
+        command.add_argument("--pooled", dest="prepare_threshold", action="store_const", const=None, default=5,
+                             help="behind a transaction pooler such as pgbouncer")  # fmt: skip
         command.add_argument("-v", "--verbose", action="store_true", help="debug lines, and tracebacks of errors")
         command.add_argument("--log-json", action="store_true", help="log lines as JSON")
         add(command)
@@ -89,8 +95,7 @@ def _install(options: argparse.Namespace) -> None:
 def _worker(options: argparse.Namespace) -> int:
     with _dsn(options) as dsn:
         given = _given(options, "owner", "concurrency", "grace_seconds", "poll_seconds", "prefetch", "artifacts")
-        given |= {"prepare_threshold": None} if options.pooled else {}
-        given |= {"fresh_owner": True} if options.fresh_owner else {}
+        given |= _given(options, "prepare_threshold") | {"fresh_owner": options.fresh_owner or None}
         worker = Worker(dsn, _handlers(options.handlers), **given)
         _run(worker)
         return STUCK if worker.stuck else 0
@@ -98,19 +103,19 @@ def _worker(options: argparse.Namespace) -> int:
 
 def _reaper(options: argparse.Namespace) -> None:
     with _dsn(options) as dsn:
-        _run(Reaper(dsn, **_given(options, "poll_seconds", "limit", "outage_grace_seconds")))
+        _run(Reaper(dsn, **_given(options, "poll_seconds", "limit", "outage_grace_seconds", "prepare_threshold")))
 
 
 def _janitor(options: argparse.Namespace) -> None:
     given = _given(options, "archive_after_seconds", "key_ttl_seconds", "archive_ttl_seconds", "artifacts")
-    given |= _given(options, "orphan_grace_seconds", "poll_seconds", "limit")
+    given |= _given(options, "orphan_grace_seconds", "poll_seconds", "limit", "prepare_threshold")
     with _dsn(options) as dsn:
         _run(Janitor(dsn, statuses=options.statuses.split(","), **given))
 
 
 def _scheduler(options: argparse.Namespace) -> None:
     with _dsn(options) as dsn:
-        _run(Scheduler(dsn, **_given(options, "poll_seconds", "limit")))
+        _run(Scheduler(dsn, **_given(options, "poll_seconds", "limit", "prepare_threshold")))
 
 
 def _schedule(options: argparse.Namespace) -> None:
@@ -238,7 +243,6 @@ def _worker_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--poll-seconds", type=float, default=1)
     command.add_argument("--grace-seconds", type=float, default=10)
     command.add_argument("--artifacts", metavar="DIR", help="folder for published files")
-    command.add_argument("--pooled", action="store_true", help="behind a transaction pooler such as pgbouncer")
 
 
 def _reaper_arguments(command: argparse.ArgumentParser) -> None:
@@ -369,6 +373,8 @@ def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _dsn(options: argparse.Namespace) -> Iterator[str]:
+    if options.dsn == "":
+        raise InvalidInput("--dsn is empty: where it comes from a variable, that is not set")
     dsn = options.dsn or os.environ.get("JOBQUEUE_DSN")
     if dsn:
         yield dsn
@@ -384,7 +390,7 @@ def _dsn(options: argparse.Namespace) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _connection(options: argparse.Namespace) -> Iterator[psycopg.Connection[Any]]:
-    with _dsn(options) as dsn, connect(dsn, f"jobqueue {options.command}") as conn:
+    with _dsn(options) as dsn, connect(dsn, f"jobqueue {options.command}", options.prepare_threshold) as conn:
         yield conn
 
 
@@ -414,8 +420,8 @@ def _handlers(name: str) -> Handlers:
     try:
         found: Handlers = getattr(importlib.import_module(module), attribute)
         return found
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise InvalidInput(f"--handlers {name}: {error}") from error
+    except Exception as error:  # whatever their module does when it is imported
+        raise InvalidInput(f"--handlers {name}: {type(error).__name__}: {error}") from error
 
 
 def _moment(text: str) -> datetime:
@@ -428,7 +434,7 @@ def _moment(text: str) -> datetime:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"the payload is not JSON: {error}") from None
 
 
@@ -449,7 +455,8 @@ def _log(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    with contextlib.suppress(AttributeError):  # None where it is closed
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     code = main()
-    sys.stdout.flush()
     # A slot stuck in a handler that never returns must not keep the process: its supervisor waits for this code.
     os._exit(code) if code == STUCK else sys.exit(code)

@@ -102,7 +102,7 @@ def breaches(found: Snapshot, *, max_dead: int = 0, max_age_seconds: float = 300
     dead = sum(found.dead.values())
     said = [f"{dead} dead letters, {max_dead} allowed: {_by_type(found.dead)}"] if dead > max_dead else []
     for type, age in sorted(found.oldest_ready_age_seconds.items()):
-        if age > max_age_seconds:
+        if not age <= max_age_seconds:  # nor is nan a threshold that nothing passes
             said.append(f"the oldest due job of type {type!r} has waited {age:.0f} s, {max_age_seconds:g} s allowed")
     if found.missed_slots > max_missed:
         said.append(f"{found.missed_slots} slots of schedules were missed, {max_missed} allowed")

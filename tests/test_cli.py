@@ -288,7 +288,10 @@ def test_each_loop_ends_on_sigterm_with_code_0(dsn, command):
     ) as loop:
         try:
             with psycopg.connect(dsn, autocommit=True) as conn:
-                connected = "select from pg_stat_activity where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()"
+                connected = (
+                    "select from pg_stat_activity where datname = current_database()"
+                    " and backend_type = 'client backend' and pid <> pg_backend_pid()"
+                )
                 wait_until(
                     lambda: loop.poll() is not None or conn.execute(connected).fetchone() is not None,
                     20,

@@ -1,9 +1,15 @@
 """JOBQUEUE_DSN names somebody's server: the lab says what it will do, works in databases of its own, removes them."""
 
+import os
+import signal
+import subprocess
+import sys
+
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from helpers import wait_until
 from jobqueue import Queue
 from jobqueue.lab import campaign, cli, database, laboratory, load, matrix, sim, workload
 from jobqueue.lab.database import DatabaseError
@@ -113,3 +119,22 @@ def test_the_cockpits_place_is_a_database_of_its_own_whose_server_cannot_be_stop
             Queue(conn).install()
         assert (place.server, psycopg.conninfo.conninfo_to_dict(place.dsn)["dbname"][:13]) == (None, "jobqueue_lab_")
     assert state(foreign) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_search_that_is_interrupted_ends_at_once_and_leaves_no_database(foreign, number):
+    before, _ = state(foreign)
+    asked = [sys.executable, "-m", "jobqueue", "lab", "explore", "--yes", "--quiet"]
+    given = {**os.environ, "JOBQUEUE_DSN": theirs(foreign, "maker")}
+    searching = "select true from pg_stat_activity where datname like 'jobqueue_lab_%' and state like 'idle in%'"
+    with (
+        subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=given) as search,
+        psycopg.connect(foreign.dsn, autocommit=True) as conn,
+    ):
+        try:
+            wait_until(lambda: conn.execute(searching).fetchone(), 30, "the search")
+            search.send_signal(number)
+            search.communicate(timeout=20)
+        finally:
+            search.kill()
+    assert (search.returncode, state(foreign)[0]) == (128 + number, before)

@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import signal
+import sys
 from pathlib import Path
 
 from ..errors import InvalidInput
@@ -95,6 +97,9 @@ LOAD = (
 
 def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as after Ctrl-C: no database and no process stays
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores one
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     return options.act(options)
 
 

@@ -189,6 +189,8 @@ class Queue:
     @contextmanager
     def _own_transaction(self, verb: str) -> Iterator[None]:
         """Claims commit by themselves: after a caller's rollback the same epoch would be handed out twice."""
+        if self.conn.closed:
+            raise InfrastructureError(f"{verb} needs an open connection: this one is closed, or was lost")
         if self.conn.info.transaction_status != TransactionStatus.IDLE:
             raise JobQueueError(f"{verb} refuses to join an open transaction: its epoch must be committed first")
         told = self.conn.info.parameter_status

@@ -7,7 +7,7 @@ import pytest
 from psycopg.rows import class_row, dict_row, namedtuple_row
 
 from helpers import wait_until
-from jobqueue import Backoff, Empty, JobQueueError, Outcome, Queue
+from jobqueue import Backoff, Empty, InfrastructureError, JobQueueError, Outcome, Queue
 
 pytestmark = pytest.mark.shared
 
@@ -215,3 +215,13 @@ def test_a_claim_whose_answer_could_not_be_read_is_refused_and_takes_no_job(dsn,
         with pytest.raises(JobQueueError, match="open it with client_encoding='utf8'"):
             Queue(conn).enqueue("mail", {"price": "5 €"}) and Queue(conn).get(job.id)
     assert queue.get(job.id).status == "ready"
+
+
+def test_after_its_connection_was_lost_every_verb_says_so_and_no_claim_speaks_of_a_transaction(dsn, conn):
+    with psycopg.connect(dsn, autocommit=True) as cut:
+        conn.execute("select pg_terminate_backend(%s)", (cut.info.backend_pid,))
+        verbs = [lambda: Queue(cut).claim("A"), lambda: Queue(cut).adopt(1, "A")]
+        verbs += [lambda: Queue(cut).exchange([], "A", leases={"mail": 9}, slots=1), lambda: Queue(cut).enqueue("mail")]
+        for verb in verbs * 2:
+            with pytest.raises(InfrastructureError):
+                verb()

@@ -26,11 +26,19 @@ class Janitor(Loop):
     role = "janitor"
 
     def __init__(
-        self, dsn: str, *, archive_after_seconds: float | dict[str, float] = 86_400,
-        statuses: Sequence[str] = ("done",), key_ttl_seconds: float = 2_592_000,
-        archive_ttl_seconds: float | None = None, artifacts: Folder | None = None, orphan_grace_seconds: float = 3_600,
-        poll_seconds: float = 60, limit: int = 1_000, prepare_threshold: int | None = 5,
-    ) -> None:  # fmt: skip
+        self,
+        dsn: str,
+        *,
+        archive_after_seconds: float | dict[str, float] = 86_400,
+        statuses: Sequence[str] = ("done",),
+        key_ttl_seconds: float = 2_592_000,
+        archive_ttl_seconds: float | None = None,
+        artifacts: Folder | None = None,
+        orphan_grace_seconds: float = 3_600,
+        poll_seconds: float = 60,
+        limit: int = 1_000,
+        prepare_threshold: int | None = 5,
+    ) -> None:
         super().__init__(dsn, poll_seconds=poll_seconds, prepare_threshold=prepare_threshold)
         self.archive_after_seconds = _ages(archive_after_seconds, statuses)
         self.key_ttl_seconds = limits.delay_seconds(key_ttl_seconds, "key_ttl_seconds")

@@ -228,16 +228,26 @@ class Queue:
         return self._many("complete", leases, SQL.complete_many)
 
     def fail(
-        self, lease: Lease, error: str | BaseException, *, delay_seconds: float | None = None, permanent: bool = False,
+        self,
+        lease: Lease,
+        error: str | BaseException,
+        *,
+        delay_seconds: float | None = None,
+        permanent: bool = False,
         backoff: Backoff = _DEFAULT_BACKOFF,
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         """This attempt failed: ready again after the backoff, `dead` without attempts left, `failed` if permanent."""
         return self.fail_and_tell(lease, error, delay_seconds=delay_seconds, permanent=permanent, backoff=backoff)[0]
 
     def fail_and_tell(
-        self, lease: Lease, error: str | BaseException, *, delay_seconds: float | None = None, permanent: bool = False,
+        self,
+        lease: Lease,
+        error: str | BaseException,
+        *,
+        delay_seconds: float | None = None,
+        permanent: bool = False,
         backoff: Backoff = _DEFAULT_BACKOFF,
-    ) -> tuple[Outcome, str | None]:  # fmt: skip
+    ) -> tuple[Outcome, str | None]:
         """As `fail`; also the status that this call gave the job (None where it changed nothing)."""
         delay = backoff.delay(lease.attempt, self.rng) if delay_seconds is None else limits.delay_seconds(delay_seconds)
         verb = "fail permanently" if permanent else "fail"

@@ -20,9 +20,16 @@ class Reaper(Loop):
     role = "reaper"
 
     def __init__(
-        self, dsn: str, *, poll_seconds: float = 1, limit: int = 100, backoff: Backoff | dict[str, Backoff] = _DEFAULT,
-        outage_grace_seconds: float = 30, on_dead: OnDead | None = None, prepare_threshold: int | None = 5,
-    ) -> None:  # fmt: skip
+        self,
+        dsn: str,
+        *,
+        poll_seconds: float = 1,
+        limit: int = 100,
+        backoff: Backoff | dict[str, Backoff] = _DEFAULT,
+        outage_grace_seconds: float = 30,
+        on_dead: OnDead | None = None,
+        prepare_threshold: int | None = 5,
+    ) -> None:
         super().__init__(dsn, poll_seconds=poll_seconds, prepare_threshold=prepare_threshold)
         self.limit = limits.batch(limit)
         self.outage_grace_seconds = limits.seconds(outage_grace_seconds, "outage_grace_seconds", 0, 86_400)

@@ -439,6 +439,22 @@ def test_a_wrong_dsn_is_reported_without_its_password(wrong, why, monkeypatch):
 
 # ---- databases to throw away -----------------------------------------------------------------------------------------
 
+def test_an_interrupt_right_after_a_database_was_made_leaves_none(server, monkeypatch):
+    administer, made = database._administer, []
+
+    def interrupted(dsn, statement, **names):
+        administer(dsn, statement, **names)
+        if "template" in names:
+            made.append(names["name"])
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(database, "_administer", interrupted)
+    with pytest.raises(KeyboardInterrupt), database.scratch(server.dsn):
+        pass
+    with psycopg.connect(server.dsn) as conn:
+        assert conn.execute("select datname from pg_database where datname = any (%s)", (made,)).fetchall() == []
+
+
 def test_a_scratch_database_is_dropped_with_whoever_is_connected(server):
     with database.scratch(server.dsn) as dsn:
         left = psycopg.connect(dsn)

@@ -302,10 +302,12 @@ def test_bad_input_is_refused_before_anything_is_started(given, words):
         sim.run(at(0.0), dsn="host=nowhere", **given)
 
 
-def test_an_interrupted_run_leaves_no_database_behind(server):
+@pytest.mark.parametrize("seconds", [*(0.01 * n for n in range(1, 13)), 1.0])
+def test_an_interrupted_run_leaves_no_database_behind(server, seconds):
+    """Nor where the interrupt comes while its database is being made."""
     before = databases(server)
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     with pytest.raises(KeyboardInterrupt):
         simulate(server, workload.poisson(rate=1, service=workload.constant(1), n=1_000_000), workers=2)
     assert databases(server) == before

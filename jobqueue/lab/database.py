@@ -224,14 +224,21 @@ def installed(dsn: str, *, virtual: bool = False) -> Iterator[str]:
 def scratch(dsn: str, *, template: str = "template1") -> Iterator[str]:
     """DSN of a new database on the server of `dsn`, dropped at the end with whatever is still connected to it."""
     name = f"jobqueue_lab_{secrets.token_hex(6)}"
-    _administer(dsn, SQL.create_database, name=name, template=template)
-    try:
-        yield conninfo.make_conninfo(dsn, dbname=name)
-    finally:
+    with contextlib.ExitStack() as stack:
+        stack.callback(_drop, dsn, name)  # first: an interrupt may come when it has just been made
         try:
-            _administer(dsn, SQL.drop_database, name=name)
-        except DatabaseError as error:  # the server itself may be gone: a fault test left it so
-            log.warning("the database %s is left behind: %s", name, error)
+            _administer(dsn, SQL.create_database, name=name, template=template)
+        except (DatabaseError, psycopg.Error):
+            stack.pop_all()  # it was not made
+            raise
+        yield conninfo.make_conninfo(dsn, dbname=name)
+
+
+def _drop(dsn: str, name: str) -> None:
+    try:
+        _administer(dsn, SQL.drop_database, name=name)
+    except DatabaseError as error:  # the server itself may be gone: a fault test left it so
+        log.warning("the database %s is left behind: %s", name, error)
 
 
 def reachable(dsn: str) -> str:

@@ -123,7 +123,7 @@ def connect(
     settings: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, "application_name": limits.clip(name, 63)}
     settings |= {"tcp_user_timeout": DEAD_PEER_SECONDS * 1000, "keepalives_idle": 10, "keepalives_interval": 5}
     settings |= {field: value for field, value in given.items() if field in settings}
-    settings["client_encoding"] = "utf8"  # whatever the database's own default is, or PGCLIENTENCODING
+    settings["client_encoding"] = "UTF8"  # whatever the database's own default is, or PGCLIENTENCODING
     if prepare_threshold is not None:
         theirs = given.get("options") or os.environ.get("PGOPTIONS", "")
         settings["options"] = f"{theirs} {_options(**session)}".strip()

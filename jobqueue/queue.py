@@ -193,8 +193,9 @@ class Queue:
             raise InfrastructureError(f"{verb} needs an open connection: this one is closed, or was lost")
         if self.conn.info.transaction_status != TransactionStatus.IDLE:
             raise JobQueueError(f"{verb} refuses to join an open transaction: its epoch must be committed first")
-        told = self.conn.info.parameter_status
-        if told("client_encoding") != "UTF8" or not (told("DateStyle") or "").startswith("ISO"):
+        # pgbouncer tells them as they were asked for: utf8, iso.
+        encoding, dates = (self.conn.info.parameter_status(name) or "" for name in ("client_encoding", "DateStyle"))
+        if encoding.upper() not in ("UTF8", "UTF-8", "UNICODE") or not dates.upper().startswith("ISO"):
             raise JobQueueError(f"{verb} refuses a connection on which its answer can't be read: {READABLE}")
         if self.conn.autocommit:
             yield

@@ -17,7 +17,7 @@ from psycopg import conninfo
 from working import ends, running, sessions, settled, statuses, threads, working
 
 from helpers import wait_until
-from jobqueue import Backoff, Handler, InfrastructureError, Reaper, Worker
+from jobqueue import Backoff, Handler, InfrastructureError, Queue, Reaper, Worker
 
 pytestmark = pytest.mark.shared
 
@@ -239,6 +239,14 @@ def test_a_worker_behind_a_transaction_pooler_does_all_that_workers_do(pooler, d
         assert settled(conn) == {"done": 315, "dead": 5}
     assert conn.execute("select count(*) from applied").fetchone()[0] == 5
     assert conn.execute("select max(lease_losses) from jobqueue.job").fetchone()[0] == 0
+
+
+@pytest.mark.parametrize("encoding", ["utf8", "UTF8", "utf-8"])
+def test_a_callers_connection_through_a_pooler_claims_however_it_spells_its_encoding(pooler, queue, encoding):
+    queue.enqueue("mail", "Jos\u00e9")
+    given = {"client_encoding": encoding, "prepare_threshold": None, "autocommit": True}
+    with psycopg.connect(pooler, **given) as own:
+        assert [lease.payload for lease in Queue(own).claim("A", types=["mail"])] == ["Jos\u00e9"]
 
 
 def test_without_the_option_a_pooler_is_what_it_is_documented_to_be_an_error(pooler, queue):

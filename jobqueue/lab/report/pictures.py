@@ -26,7 +26,7 @@ def arrivals(buckets, *, workers, jobs, peak_per_second, **about):
                    edgecolor=style.BLUE, lw=1)  # fmt: skip
     axes[0].set_ylim(0, style.ceiling(buckets["arrivals_per_second"].max() * 1.05, 1e-3))
     axes[0].set_ylabel("arrivals per second", size=style.TEXT)
-    axes[1].stairs(buckets["busy"], edges, color=style.GREEN, lw=1.5)
+    axes[1].stairs(buckets["busy"], edges, baseline=None, color=style.GREEN, lw=1.5)  # jobs run on after the last
     axes[1].axhline(workers, color=style.BLACK, ls=(0, (5, 2)), lw=1.2)
     axes[1].set_ylim(0, style.ceiling(max(buckets["busy"].max(), workers) * 1.05, 1e-3))
     axes[1].yaxis.set_major_formatter(style.thousands)

@@ -64,10 +64,8 @@ class Slot:
             if type(held.lease.payload) is Unreadable:
                 raise PermanentError(f"the payload can't be read: {held.lease.payload.reason}")
             result = held.handler.fn(held.lease, Context(held, self))
-            if result is not None and inspect.iscoroutine(result):
-                self._await(result)
-            elif inspect.isgenerator(result) or inspect.isasyncgen(result) or inspect.isawaitable(result):
-                raise TypeError(f"the handler returned a {type(result).__name__}, which nobody would run to its end")
+            if result is not None:
+                self._run_to_its_end(result)
             return COMPLETE if self._block is None else self._commit(held)
         except BaseException as error:
             end = self._end_of(held, error)
@@ -167,6 +165,13 @@ class Slot:
         return (held.handler.backoff or Backoff()).delay(held.lease.releases + 1, self._rng)
 
     # ------------------------------------------------------------ async def
+
+    def _run_to_its_end(self, result: object) -> None:
+        """What a handler returned, if that is still to run."""
+        if inspect.iscoroutine(result):
+            self._await(result)
+        elif inspect.isgenerator(result) or inspect.isasyncgen(result) or inspect.isawaitable(result):
+            raise TypeError(f"the handler returned a {type(result).__name__}, which nobody would run to its end")
 
     def _await(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._runner = self._runner or asyncio.Runner()

@@ -32,7 +32,7 @@ class Producer:
     """How a contender enqueues: `send(i)` one job, committed when it returns; `many(n)` all of them in its best way."""
 
     send: Callable[[int], Any]
-    many: Callable[[int], Any]
+    many: Callable[[int], Any] | None = None
     many_keyed: Callable[[int], Any] | None = None
 
 

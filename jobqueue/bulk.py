@@ -66,6 +66,7 @@ def copied(conn: psycopg.Connection[Any], jobs: list[Job]) -> list[int] | None:
         return None
     try:
         with together(conn), conn.cursor(row_factory=tuple_row) as cursor:
+            ids: list[int]
             [(ids, now)] = cursor.execute(SQL.reserve_ids, {"count": len(jobs)}).fetchall()
             with conn.transaction() if keys else nullcontext():  # a savepoint: a transaction has begun above
                 if keys:
@@ -74,7 +75,7 @@ def copied(conn: psycopg.Connection[Any], jobs: list[Job]) -> list[int] | None:
                 with cursor.copy(statement) as copy:
                     for id, row in zip(ids, rows, strict=True):
                         copy.write_row((id, *row))
-        return list(ids)
+        return ids
     except UniqueViolation as error:
         if error.diag.table_name != "job_key":
             raise
@@ -83,7 +84,7 @@ def copied(conn: psycopg.Connection[Any], jobs: list[Job]) -> list[int] | None:
 
 def _keyed(ids: list[int], jobs: list[Job]) -> dict[str, str]:
     keyed = [(str(id), job) for id, job in zip(ids, jobs, strict=True) if job["key"] is not None]
-    return columns([job for _, job in keyed]) | {"ids": array([id for id, _ in keyed])}
+    return _names([job for _, job in keyed]) | {"ids": array([id for id, _ in keyed])}
 
 
 def _rows(jobs: list[Job], now: datetime, keyed: bool) -> tuple[str, Iterable[TupleRow]]:
@@ -96,13 +97,19 @@ def _rows(jobs: list[Job], now: datetime, keyed: bool) -> tuple[str, Iterable[Tu
 
 def columns(jobs: list[Job]) -> dict[str, str]:
     """Arrays as text: psycopg dumps a list one by one, and by its largest number, which prepares the statement anew."""
+    return _names(jobs) | {
+        "run_ats": array(["NULL" if job["run_at"] is None else f'"{job["run_at"].isoformat()}"' for job in jobs]),
+        "delays": array([str(job["delay"]) for job in jobs]),
+        "max_attempts": array([str(job["max_attempts"]) for job in jobs]),
+    }
+
+
+def _names(jobs: list[Job]) -> dict[str, str]:
+    """What a key stands for: all that the registry takes, and a look for a known one."""
     return {
         "types": texts([job["type"] for job in jobs]),
         "payloads": array([_quoted(job["payload"]) for job in jobs]),
         "keys": array(["NULL" if job["key"] is None else _quoted(job["key"]) for job in jobs]),
-        "run_ats": array(["NULL" if job["run_at"] is None else f'"{job["run_at"].isoformat()}"' for job in jobs]),
-        "delays": array([str(job["delay"]) for job in jobs]),
-        "max_attempts": array([str(job["max_attempts"]) for job in jobs]),
     }
 
 

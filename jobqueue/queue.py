@@ -191,10 +191,11 @@ class Queue:
         """Claims commit by themselves: after a caller's rollback the same epoch would be handed out twice."""
         if self.conn.closed:
             raise InfrastructureError(f"{verb} needs an open connection: this one is closed, or was lost")
-        if self.conn.info.transaction_status != TransactionStatus.IDLE:
+        info = self.conn.info
+        if info.transaction_status != TransactionStatus.IDLE:
             raise JobQueueError(f"{verb} refuses to join an open transaction: its epoch must be committed first")
         # pgbouncer tells them as they were asked for: utf8, iso.
-        encoding, dates = (self.conn.info.parameter_status(name) or "" for name in ("client_encoding", "DateStyle"))
+        encoding, dates = (info.parameter_status(name) or "" for name in ("client_encoding", "DateStyle"))
         if encoding.upper() not in ("UTF8", "UTF-8", "UNICODE") or not dates.upper().startswith("ISO"):
             raise JobQueueError(f"{verb} refuses a connection on which its answer can't be read: {READABLE}")
         if self.conn.autocommit:

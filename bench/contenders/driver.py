@@ -27,10 +27,7 @@ def setup(dsn: str) -> None:
 def producer(dsn: str):
     with psycopg.connect(dsn, autocommit=True) as conn:
         cursor = conn.cursor()
-        yield role.Producer(
-            send=lambda i: cursor.execute(floor.SQL.insert_payload, (f'{{"n":{i}}}',)),
-            many=lambda n: cursor.executemany(floor.SQL.insert_payload, [(f'{{"n":{i}}}',) for i in range(n)]),
-        )
+        yield role.Producer(send=lambda i: cursor.execute(floor.SQL.insert_payload, (f'{{"n":{i}}}',)))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def poison(lease, context):
 
 def counted(lease, context):
     """A row for each execution, outside of the job's transaction, and one inside."""
-    while not _is_noted(lease):  # a connection of its own: an outage of that would be the handler's failure
+    call = uuid.uuid4()
+    while not _is_noted(lease, call):  # a connection of its own: an outage of that would be the handler's failure
         if context.lost.wait(0.05):
             raise LeaseLost
     time.sleep((lease.payload or {}).get("seconds", 0))
@@ -43,9 +45,10 @@ def counted(lease, context):
         context.connection.execute("insert into applied values (%s, %s)", (lease.id, lease.epoch))
 
 
-def _is_noted(lease):
+def _is_noted(lease, call):
+    """Once a call: a note whose reply was lost is sent again."""
     with suppress(psycopg.OperationalError), psycopg.connect(os.environ["JOBS_DSN"], autocommit=True) as conn:
-        conn.execute("insert into execution values (%s, %s)", (lease.id, lease.epoch))
+        conn.execute("insert into execution values (%s, %s, %s) on conflict do nothing", (lease.id, lease.epoch, call))
         return True
 
 

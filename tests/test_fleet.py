@@ -66,7 +66,8 @@ def test_what_somebody_else_did_to_a_process_is_seen_too(processes):
 def test_an_end_is_an_event_at_once_though_nobody_asks(processes):
     processes.start("a", [sys.executable, "-c", "raise SystemExit(3)"])
     begun = time.time()
-    time.sleep(1.0)
+    supervisor = psutil.Process(processes.supervisor_pid)  # the system is asked, not it: what it has seen is no zombie
+    wait_until(lambda: not supervisor.children(), 5, "the end that the supervisor has seen")
     event = processes.events[-1]
     assert (event.kind, processes.status()["a"].code) == ("exit", 3)
     assert event.at.timestamp() - begun < 0.9

@@ -38,8 +38,7 @@ PUBLIC = {
 }  # fmt: skip
 # 1,800 were meant. Worth more: a worker that survives what production does to it (1,000, in eight rooms), clock changes
 # by a cron of our own (200; croniter's own answers are wrong there), files that survive kill -9 (230), the command line
-# (330), types that mypy --strict believes (90), keys by COPY (30), whatever a
-# database or its pooler is set to (30).
+# (330), types that mypy --strict believes (90), keys by COPY (30), whatever a database or its pooler is set to (30).
 PYTHON_LINES, SQL_LINES = 3_575, 800
 
 

@@ -178,7 +178,7 @@ def test_arrivals_come_at_the_offered_rate_and_by_seed(arrivals, spread):
 
 
 def test_a_ramp_measures_real_workers_and_is_stored_and_read_again(server, tmp_path):
-    result = load.run(rates=[40, 120], step_seconds=2, dsn=server.dsn, workers=1, producers=1, progress=False, seed=3,
+    result = load.run(rates=[40, 120], step_seconds=4, dsn=server.dsn, workers=1, producers=1, progress=False, seed=3,
                       required_rate=60)  # fmt: skip
     assert list(result.steps["offered"]) == [40, 120]
     measured = result.steps.iloc[-1]
@@ -186,7 +186,7 @@ def test_a_ramp_measures_real_workers_and_is_stored_and_read_again(server, tmp_p
     assert 0 < measured["claim_p50_seconds"] < 1 and 0 < measured["enqueue_p50_seconds"] < 1
     assert 100 < measured["wal_bytes_per_job"] < 20_000 and measured["commits_per_second"] > 120
     assert measured["worker_cpu_ms_per_job"] > 0 and measured["server_cpu_ms_per_job"] > 0
-    assert set(result.waits["who"]) & {"worker", "producer"} and set(result.waits["group"]) <= set(waits.GROUPS)
+    assert set(result.waits["who"]) >= {"worker", "producer"} and set(result.waits["group"]) <= set(waits.GROUPS)
     again = load.read(result.save(tmp_path / "run"))
     assert (again.text(), again.verdict, again.parameters()) == (result.text(), result.verdict, result.parameters())
     assert json.loads((tmp_path / "run" / "run.json").read_text())["kind"] == "load"

@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-import threading
 
 import psycopg
 import pytest
 from psycopg import conninfo
+from working import running
 
 from helpers import wait_until
 from jobqueue import JobQueueError, Queue, Reaper, Worker
@@ -41,16 +41,11 @@ def test_a_reaper_whose_polls_are_rarer_than_idle_sessions_may_be_still_reaps(ds
     by_default(conn, "idle_session_timeout = '50ms'")
     queue.enqueue("mail")
     reaper = Reaper(dsn, poll_seconds=0.5)
-    thread = threading.Thread(target=reaper.run, daemon=True)
-    thread.start()
-    try:
+    with running(reaper):
         there = "select true from pg_stat_activity where application_name = 'jobqueue reaper' and datname = %s"
         wait_until(lambda: conn.execute(there, (conn.info.dbname,)).fetchone(), 5, "the reaper's session")
         queue.claim("gone", lease_seconds=0.2)
         wait_until(lambda: queue.get(1).status == "ready", 10, "the reaper")
-    finally:
-        reaper.stop()
-        thread.join(10)
 
 
 def test_options_of_the_environment_hold_beside_the_loops_own(dsn, monkeypatch):

@@ -32,6 +32,7 @@ class Lease:
     releases: int
     locked_until: datetime
     slot: datetime | None = None  # of the schedule that made the job, in UTC
+    run_at: datetime | None = None  # due since
 
 
 @dataclass(frozen=True)

@@ -512,7 +512,7 @@ def _held(leases: Sequence[Lease]) -> dict[str, str]:
 
 def _lease(row: TupleRow) -> Lease:
     slot = row[8] and row[8].astimezone(UTC)  # two instants of a fold are equal in any other zone
-    values: TupleRow = (*row[:8], slot)
+    values: TupleRow = (*row[:8], slot, row[9])
     return Lease(*values)
 
 

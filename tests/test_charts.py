@@ -142,7 +142,7 @@ def test_a_fault_that_was_over_is_named_as_earlier():
 
 
 def test_the_title_of_counts_adds_up_the_last_sample():
-    assert charts.counts(ages()).finding == "1,800 jobs done, 1 dead, 4 still open; ready peaked at 60"
+    assert charts.counts(ages()).finding == "1,800 jobs done, 1 dead, 4 still open; at most 60 ready at a sample"
 
 
 def test_the_lines_are_the_data():
@@ -206,7 +206,7 @@ def test_a_column_that_is_no_number_is_refused_by_name():
 def test_too_many_samples_are_thinned_to_maxima_and_the_figure_says_so():
     long = ages(n=10_001, step=0.01)
     figure = charts.queue_age(long)
-    assert "Note: each point is the maximum of 6 samples" in texts(figure)
+    assert "Note: samples every 10 ms; each point is the maximum of 6 samples" in texts(figure)
     assert max(line(figure, "queue age").get_ydata()) == long["oldest_age_seconds"].max()
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import cli, fifo, labels, report, workload
+from jobqueue.lab import charts, cli, fifo, labels, report, workload
 from jobqueue.lab.report import decisions, document, evidence, figures, making, pack, runs
 from jobqueue.lab.workload import Workload
 
@@ -166,8 +166,8 @@ def test_the_decisions_are_those_of_the_contract(review):
         ("workers", "day", {"p99_age": 301.0}, "the p99 of queue age is 5.02 min simulated", False),
         ("workers", "day", {"max_age": 77.0}, "the oldest job ever was 77 s old", True),
         ("workers", "workers", {"p99_one_less": 99.0}, "One worker less would give 99 s", True),
-        ("broker", "load", {"peak_per_second": 900.0}, "Broker or not is open. The busiest minute brings 900", False),
-        ("broker", "load", {"peak_per_second": 50.0}, "No broker. The busiest minute brings 50", True),
+        ("broker", "load", {"peak_per_second": 900.0}, "Broker or not is open. The busiest minute brings 900", None),
+        ("broker", "load", {"peak_per_second": 50.0}, "No broker. The busiest minute brings 50", None),
     ],
 )
 def test_another_figure_makes_another_sentence(review, subject, run, figures_, words, met):
@@ -183,7 +183,7 @@ def test_a_slower_recovery_is_said_and_not_met(review):
 
 def test_renewals_are_counted_for_the_jobs_at_work(review):
     full = review.found["load"]["buckets"].assign(busy=100.0)
-    assert "With 100 jobs at work that is 15.8 rows renewed a second" in changed(
+    assert "With 100 jobs at work on average that is 15.8 rows renewed a second at most" in changed(
         review, "load", {"buckets": full})["heartbeat"].sentence  # fmt: skip
 
 
@@ -192,15 +192,24 @@ def test_more_stalls_that_lose_their_lease_are_said_and_not_met(review):
     worse = plan.assign(simulated=plan["simulated"].mask(plan["parameter"] == "heartbeat_seconds", 0.25),
                         met=plan["met"] & (plan["parameter"] != "heartbeat_seconds"))  # fmt: skip
     one = changed(review, "plan", {"recommendations": worse})["heartbeat"]
-    assert "12 of 50 simulated ones lost" in one.sentence and one.met is False
+    assert "(12 of 50 in the planner's own run)" in one.sentence and one.met is False
+    many = review.found["lease"]["expiries"].assign(expired=5)
+    one = changed(review, "lease", {"expiries": many})["heartbeat"]
+    assert "5 of 12 simulated ones lost" in one.sentence and one.measured == "5 of 12" and one.met is False
 
 
 def test_a_slower_pick_up_and_a_larger_herd_are_said_and_not_met(review):
     plan = review.found["plan"]["recommendations"]
     worse = plan.assign(simulated=9.0, met=False)
     found = changed(review, "plan", {"recommendations": worse})
-    assert "9 s after it is due on average" in found["poll"].sentence and found["poll"].met is False
-    assert "at 9 a second at most" in found["backoff"].sentence and "NOT met" in found["backoff"].sentence
+    assert "(9 s in the planner's own run)" in found["poll"].sentence and found["poll"].met is False
+    slow = review.found["poll"]["pickup"].assign(mean_seconds=7.0)
+    assert "7 s after it is due on average" in changed(review, "poll", {"pickup": slow})["poll"].sentence
+    dense = review.found["retries"]["herd"].assign(delay_seconds=lambda f: f["delay_seconds"] ** 3)
+    found = changed(review, "retries", {"herd": dense})
+    index = charts.herd(dense.query("policy == 'full'")["delay_seconds"])[2]
+    assert f"the figure's index of {index:.2f}" in found["backoff"].sentence and index > 1
+    assert "NOT met" in found["backoff"].sentence and found["backoff"].met is False
 
 
 def test_jobs_that_outlast_their_attempts_are_counted_as_dead(review):
@@ -210,9 +219,11 @@ def test_jobs_that_outlast_their_attempts_are_counted_as_dead(review):
 
 
 def test_targets_that_are_missed_head_the_summary(review):
-    assert decisions.summary(list(review.decisions)).endswith(" 6 of 7 targets are met; NOT MET: backoff.")
+    assert decisions.summary(list(review.decisions)).endswith(
+        " 5 of 6 targets are met; NOT MET: backoff; on the broker a rule decides, no run.")
     missed = list(changed(review, "day", p99_age=301.0).values())
-    assert decisions.summary(missed).endswith(" 5 of 7 targets are met; NOT MET: workers, backoff.")
+    assert decisions.summary(missed).endswith(
+        " 4 of 6 targets are met; NOT MET: workers, backoff; on the broker a rule decides, no run.")
 
 
 def test_a_job_that_is_gone_would_be_said(review):
@@ -248,7 +259,7 @@ def pieces(review, folder, **files):
 
 def test_evidence_that_is_missing_is_said_to_be_with_the_command_that_makes_it(review):
     page = said(review)
-    assert "1 of 4 kinds of evidence are there, none of them broken" in page
+    assert "1 of 4 kinds of evidence is there, none of them broken" in page
     assert "not run here: laboratory run, campaign, load run." in page
     listing = next(b.text for b in document.blocks(review) if getattr(b, "text", "").startswith("python -m jobqueue"))
     assert listing.splitlines() == list(evidence.COMMANDS.values())
@@ -391,7 +402,7 @@ def test_a_run_is_read_back_as_it_was_stored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "words"), [("{", "is no stored run"), ('{"format": 2}', "format 2, this version reads 1")]
+    ("told", "words"), [("{", "is no stored run"), ('{"format": 1}', "format 1, this version reads 2")]
 )
 def test_a_run_that_cannot_be_read_says_which_file(tmp_path, told, words):
     (tmp_path / "run.json").write_text(told)

@@ -11,7 +11,7 @@ import pytest
 
 from jobqueue import Backoff, Queue
 from jobqueue.errors import InvalidInput
-from jobqueue.lab import database, faults, sim, workload
+from jobqueue.lab import database, faults, fifo, sim, workload
 from jobqueue.lab.clock import VirtualClock
 from jobqueue.lab.workload import Workload
 
@@ -110,14 +110,33 @@ def test_attempts_and_ages_have_what_charts_ask_for(server):
     run = simulate(server, at(0.0, 1.0), workers=1, sample_seconds=5)
     assert run.attempts[["job_id", "epoch", "worker", "started", "ended", "outcome"]].values.tolist() == [
         [1, 1, "worker-0", 0.0, 10.0, "done"], [2, 1, "worker-0", 10.0, 20.0, "done"]]  # fmt: skip
-    columns = ["time_seconds", "ready", "due", "running", "waiting_retry", "dead", "done", "oldest_age_seconds"]
+    columns = ["time_seconds", "ready", "due", "running", "waiting_retry", "dead", "done", "oldest_age_seconds",
+               "peak_age_seconds"]  # fmt: skip
     assert run.ages[columns].values.tolist() == [
-        [0, 0, 0, 1, 0, 0, 0, 0],
-        [5, 1, 1, 1, 0, 0, 0, 4],
-        [10, 0, 0, 1, 0, 0, 1, 0],
-        [15, 0, 0, 1, 0, 0, 1, 0],
-        [20, 0, 0, 0, 0, 0, 2, 0],
+        [0, 0, 0, 1, 0, 0, 0, 0, 0],
+        [5, 1, 1, 1, 0, 0, 0, 4, 4],
+        [10, 0, 0, 1, 0, 0, 1, 0, 9],
+        [15, 0, 0, 1, 0, 0, 1, 0, 0],
+        [20, 0, 0, 0, 0, 0, 2, 0, 0],
     ]
+    assert run.attempts["due"].tolist() == [0.0, 1.0] and run.age.most == 9
+
+
+def test_without_faults_age_is_that_of_first_come_first_served_to_the_microsecond(server):
+    work = workload.poisson(rate=1, service=workload.exponential(4), n=400).draw(2)
+    run = simulate(server, work, workers=5)
+    assert {q: run.age_quantile(q) for q in (0.5, 0.9, 0.99)} == {
+        q: pytest.approx(fifo.age_quantile(work, 5, q), abs=1e-4) for q in (0.5, 0.9, 0.99)}  # fmt: skip
+    assert run.age_quantile(0.9) > 3
+
+
+def test_exact_age_is_that_of_the_rows_at_every_sample(faulty):
+    """Under every fault; the last sample is the end of the run, at which what waits still counts in the rows alone."""
+    times = faulty.ages["time_seconds"].to_numpy()[:-1]
+    rows = faulty.ages["oldest_age_seconds"].to_numpy()[:-1]
+    assert faulty.age.at(times) == pytest.approx(rows, abs=1e-9) and len(times) > 300
+    assert faulty.ages["peak_age_seconds"].max() == faulty.age.most >= rows.max()
+    assert (faulty.ages["peak_age_seconds"][:-1] >= rows - 1e-9).all()
 
 
 def test_statuses_come_from_rows_when_a_run_is_stopped_early(server):

@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 
+from . import spans
 from .workload import Workload
 
-SAMPLES = 2000
 MOST = 100_000
 
 
@@ -26,13 +26,8 @@ def starts(work: Workload, servers: int) -> np.ndarray:
 
 
 def age_quantile(work: Workload, servers: int, q: float = 0.99) -> float:
-    """Seconds that the oldest due job stays below for a share q of the time of the arrivals."""
-    begun, at = starts(work, servers), work.at_seconds
-    times = np.linspace(0, work.span_seconds, SAMPLES)
-    head = np.searchsorted(begun, times, side="right")
-    waiting = head < len(work)
-    ages = np.where(waiting, times - at[np.minimum(head, len(work) - 1)], 0)
-    return float(np.quantile(np.maximum(ages, 0), q))
+    """Seconds that the oldest due job does not exceed for a share q of the time of the arrivals."""
+    return spans.Age(work.at_seconds, starts(work, servers), 0, work.span_seconds).quantile(q)
 
 
 def fewest(work: Workload, limit_seconds: float, q: float = 0.99) -> int:
@@ -49,5 +44,4 @@ def fewest(work: Workload, limit_seconds: float, q: float = 0.99) -> int:
 def fullest(work: Workload, servers: int) -> float:
     """The first instant at which as many servers are busy as ever."""
     begun = starts(work, servers)
-    running = np.arange(1, len(work) + 1) - np.searchsorted(np.sort(begun + work.service_seconds), begun, side="right")
-    return float(begun[int(np.argmax(running))])
+    return spans.fullest(begun, begun + work.service_seconds)

@@ -31,8 +31,8 @@ FREEZES = 50
 FALSE_EXPIRIES = 0.01
 OUTAGE_JOBS = 200
 PROBE_JOBS = 200
-AGE_SAMPLES = 600  # six beyond the p99
 OF_THE_TIME = 0.99
+BEYOND = 3.7  # deviations: one in ten thousand
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def _fewest(keeps, guess: int) -> int:
 def _simulated_age(trials: _Trials, workers: int) -> float:
     # Without faults heartbeats would tell nothing: a lease longer than the jobs.
     lease = min(86_400.0, max(30.0, 3 * float(trials.stretch.service_seconds.max())))
-    run = trials.run(trials.stretch, workers=workers, lease_seconds=lease, outcomes=False, samples=AGE_SAMPLES)
+    run = trials.run(trials.stretch, workers=workers, lease_seconds=lease, outcomes=False)
     return run.age_quantile(OF_THE_TIME)
 
 
@@ -355,7 +355,7 @@ def _retries(trials: _Trials, workers: int) -> tuple[Recommendation, Recommendat
     outage = trials.targets.outage_seconds
     base = min(float(f"{1.25 * workers / trials.rate:.2g}"), outage / 4)  # a quarter more: chance makes peaks
     backoff = Backoff(base_seconds=base, ceiling_seconds=max(base, outage / 2), jitter="full")
-    attempts = next(n for n in range(2, limits.MAX_ATTEMPTS) if _outlast(backoff, n, outage))
+    attempts = next(n for n in range(2, limits.MAX_ATTEMPTS) if _deviations(backoff, n, outage) > BEYOND)
     dead, peak = _after_an_outage(trials, backoff, attempts)
     expected = workers * theory.herd_index("full") / theory.mean_delay(backoff, 1)
     return (
@@ -376,8 +376,9 @@ def _retries(trials: _Trials, workers: int) -> tuple[Recommendation, Recommendat
             "dead letters after the outage",
             0.0,
             dead,
-            OUTAGE_JOBS * 1e-4,
-            f"Σ mean delays − 3.7 deviations > outage: {_mean_until(backoff, attempts):,.0f} s to the last, on average",
+            OUTAGE_JOBS * math.erfc(_deviations(backoff, attempts, outage) / math.sqrt(2)) / 2,
+            f"n·Φ(−z), z = (Σ mean delays − outage) ÷ deviation, {BEYOND} at least; "
+            f"{_mean_until(backoff, attempts):,.0f} s to the last attempt, on average",
             f"an outage of {outage:g} s is outlasted by all but one in ten thousand.",
         ),
     )
@@ -387,10 +388,11 @@ def _mean_until(backoff: Backoff, attempts: int) -> float:
     return sum(theory.mean_delay(backoff, k) for k in range(1, attempts))
 
 
-def _outlast(backoff: Backoff, attempts: int, seconds: float) -> bool:
-    """The sum of independent delays is about normal: 3.7 of its deviations below the mean is one in ten thousand."""
+def _deviations(backoff: Backoff, attempts: int, seconds: float) -> float:
+    """How many deviations the mean instant of the last attempt lies beyond so many seconds; the sum of independent
+    delays is about normal."""
     spread = math.sqrt(sum(theory.mean_delay(backoff, k) ** 2 / 3 for k in range(1, attempts)))  # U(0, d): (d/2)²/3
-    return _mean_until(backoff, attempts) - 3.7 * spread > seconds
+    return (_mean_until(backoff, attempts) - seconds) / spread
 
 
 def _after_an_outage(trials: _Trials, backoff: Backoff, attempts: int) -> tuple[float, float]:

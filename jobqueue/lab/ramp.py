@@ -30,6 +30,7 @@ from ..sql import statements, text
 from . import producer, waits
 from .fleet import Fleet
 from .processes import FleetError, Processes
+from .spans import Age
 
 SQL = statements(text("lab/load.sql"))
 LOOK_SECONDS, PROBE_SECONDS = 0.05, 0.2
@@ -37,7 +38,7 @@ BEGIN_SECONDS = 0.1  # from the word to the producers, who are ready, to their f
 WARM_SHARE = 0.25  # of a step, not measured: what is left of the step before, and the first claims
 READY_SECONDS = 60  # from the start of a producer, on a machine that is busy
 RESULT_SECONDS = 20  # after a step: the last enqueue may wait for a server that is behind
-INSTANTS = 200  # of a step, at which the age of the oldest job is computed
+INSTANTS = 200  # of a step, at which the frame of ages shows queue age
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 WHOLE = {  # fields of a setting that are whole numbers, from and to
     "workers": (1, 100),
@@ -120,11 +121,11 @@ class Rig:
         seen = waits.frame(self._looks.between(window.begin, window.end))
         claims = [took for _, took in self._probe.between(window.begin, window.end)]
         there = window.moved(ahead)
-        ages = oldest_ages(jobs, there)
-        row = {"offered": rate} | of_jobs(jobs, ages, there) | quantiles("claim", claims)
+        age = Age(jobs["due"], jobs["started"], there.begin, there.end)
+        row = {"offered": rate} | of_jobs(jobs, age, there) | quantiles("claim", claims)
         row |= {"slots_busy": slots_busy(jobs, there, setting)} | of_producers(produced) | of_sessions(seen, setting)
         row |= of_counters(before, after, self._processors, row["completed"], setting)
-        return Step(row, seen, ages)
+        return Step(row, seen, oldest_ages(age))
 
     def drain(self, most_seconds: float) -> bool:
         """Until nothing is ready or running; False if that took too long."""
@@ -229,20 +230,14 @@ def with_unsent(jobs: pd.DataFrame, unsent: Sequence[float]) -> pd.DataFrame:
     return pd.concat([jobs, late], ignore_index=True) if len(late) else jobs
 
 
-def oldest_ages(jobs: pd.DataFrame, window: Window) -> pd.DataFrame:
-    """time_seconds (from the window's begin), oldest_age_seconds: of the oldest job that is due and has not started."""
-    jobs = jobs.sort_values("due")
-    due, started = jobs["due"].to_numpy(), jobs["started"].fillna(np.inf).to_numpy()
-    instants = np.linspace(window.begin, window.end, INSTANTS, endpoint=False)
-    ages = []
-    for at in instants:
-        waiting = started[: due.searchsorted(at, side="right")] > at
-        ages.append(at - due[waiting.argmax()] if waiting.any() else 0.0)
-    return pd.DataFrame({"time_seconds": instants - window.begin, "oldest_age_seconds": ages})
+def oldest_ages(age: Age) -> pd.DataFrame:
+    """time_seconds (from its beginning), oldest_age_seconds: queue age at instants apart by the same."""
+    instants = np.linspace(age.begin, age.end, INSTANTS, endpoint=False)
+    return pd.DataFrame({"time_seconds": instants - age.begin, "oldest_age_seconds": age.at(instants)})
 
 
-def of_jobs(jobs: pd.DataFrame, ages: pd.DataFrame, window: Window) -> dict:
-    """Rates, and quantiles of queue age, pick-up (to the claim) and lag (to the enqueue, a part of it).
+def of_jobs(jobs: pd.DataFrame, age: Age, window: Window) -> dict:
+    """Rates, and quantiles of queue age (over time), pick-up (to the claim) and lag (to the enqueue, a part of it).
 
     What has not happened yet counts with the time so far.
     """
@@ -253,8 +248,8 @@ def of_jobs(jobs: pd.DataFrame, ages: pd.DataFrame, window: Window) -> dict:
     }
     columns = {"arrived": "due", "sent": "created", "completed": "finished"}
     rates = {name: int(window.holds(jobs[column]).sum()) / window.seconds for name, column in columns.items()}
-    measured = {"age": ages["oldest_age_seconds"], **waited}
-    return rates | {key: value for name, each in measured.items() for key, value in quantiles(name, each).items()}
+    ages = {f"age_{label}_seconds": age.quantile(q) for label, q in QUANTILES.items()}
+    return rates | ages | {key: value for name, each in waited.items() for key, value in quantiles(name, each).items()}
 
 
 def slots_busy(jobs: pd.DataFrame, window: Window, setting: Setting) -> float:

@@ -28,6 +28,7 @@ from .clock import BEGINNING
 from .faults import Fault
 from .simulation import SIM, Simulation, Source
 from .simworkers import SECOND
+from .spans import Age
 from .sweep import sweep
 from .timeline import Timeline
 
@@ -37,7 +38,7 @@ __all__ = ["Plan", "Run", "run", "sweep"]
 SETTINGS = {"synchronous_commit": "off", "timezone": "UTC", **FOR_FULL_TABLES}
 READ_ROWS = 50_000
 PROGRESS_SECONDS = 0.1
-AGES = ["time_seconds", "ready", "due", "running", "waiting_retry", "dead", "done", "oldest_age_seconds"]
+SAMPLE = ["time_seconds", "ready", "due", "running", "waiting_retry", "dead", "done", "oldest_age_seconds"]
 EVENTS = ["time_seconds", "kind", "target", "until_seconds"]
 REFUSED = ["time_seconds", "worker", "verb", "job_id", "epoch", "outcome"]
 EFFECTS = ["destination", "job_id", "epoch", "owner"]
@@ -139,8 +140,9 @@ class Run:
 
     jobs: id, type, status, created_at, run_at, started_at, finished_at, attempts, lease_losses, and of the last attempt
         wait_seconds (started_at − run_at) and service_seconds
-    attempts: job_id, attempt, epoch, worker, owner, type, started, ended (NaN: still running), outcome
-    ages: time_seconds, ready, due, running, waiting_retry, dead, done, oldest_age_seconds
+    attempts: job_id, attempt, epoch, worker, owner, type, due, started, ended (NaN: still running), outcome
+    ages: samples: time_seconds, ready, due, running, waiting_retry, dead, done, oldest_age_seconds; and
+        peak_age_seconds, the greatest age since the sample before
     events: time_seconds, kind, target, until_seconds: the faults, and what ended them
     refused: time_seconds, worker, verb, job_id, epoch, outcome: what workers said that the database did not take
     effects: destination, job_id, epoch, owner (with effects=True)
@@ -177,11 +179,14 @@ class Run:
         sojourn = (self.jobs["finished_at"] - self.jobs["created_at"]).dt.total_seconds()
         return float(sampled), float(sojourn.sum()) / self.span_seconds
 
+    @cached_property
+    def age(self) -> Age:
+        """Queue age over the whole run, exactly: from all its attempts and what was still waiting."""
+        return _age(self.jobs, self.attempts, self.span_seconds)
+
     def age_quantile(self, q: float) -> float:
-        """Seconds that the oldest due job stayed below for a share q of the time of the arrivals (sampled)."""
-        last = (self.jobs["created_at"].max() - pd.Timestamp(BEGINNING)).total_seconds()
-        arriving = self.ages["time_seconds"] <= last
-        return float(self.ages.loc[arriving, "oldest_age_seconds"].quantile(q))
+        """Seconds that the oldest due job did not exceed for a share q of the time of the arrivals."""
+        return _age(self.jobs, self.attempts, float(_seconds(self.jobs["created_at"]).max())).quantile(q)
 
 
 def _plan(given: dict) -> Plan:
@@ -230,10 +235,14 @@ def _read(simulation: Simulation, seed: int, begun: float) -> Run:
     jobs = _jobs(line)
     _check_count(jobs, simulation)
     about = {"seed": seed, "jobs": len(jobs), **_about(plan)}
+    attempts = simulation.attempts.frame()
+    ages = pd.DataFrame(simulation.ages, columns=SAMPLE)
+    times = ages["time_seconds"].to_numpy()
+    ages["peak_age_seconds"] = _age(jobs, attempts, times[-1]).peaks(times)
     return Run(
         jobs=jobs,
-        attempts=simulation.attempts.frame(),
-        ages=pd.DataFrame(simulation.ages, columns=AGES),
+        attempts=attempts,
+        ages=ages,
         events=pd.DataFrame(simulation.injector.events, columns=EVENTS),
         refused=pd.DataFrame(simulation.refused, columns=REFUSED),
         effects=pd.DataFrame([(place, *row) for *row, place, _ in effects], columns=EFFECTS),
@@ -280,6 +289,17 @@ def _jobs(line: Timeline) -> pd.DataFrame:
         "wait_seconds": np.where(began, times["started"] - times["run"], np.nan) / SECOND,
         "service_seconds": np.where(ended, times["finished"] - times["started"], np.nan) / SECOND,
     })
+
+
+def _age(jobs: pd.DataFrame, attempts: pd.DataFrame, until_seconds: float) -> Age:
+    waiting = _seconds(jobs.loc[jobs["status"] == "ready", "run_at"])
+    due = np.concatenate([attempts["due"], waiting])
+    return Age(due, np.concatenate([attempts["started"], np.full(len(waiting), np.inf)]), 0, until_seconds)
+
+
+def _seconds(instants: pd.Series) -> np.ndarray:
+    """After the beginning."""
+    return (instants - pd.Timestamp(BEGINNING)).dt.total_seconds().to_numpy()
 
 
 def _instants(microseconds: np.ndarray) -> pd.DatetimeIndex:

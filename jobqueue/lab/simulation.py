@@ -13,7 +13,6 @@ when its handlers run), and how many rows can be due at most, so that nobody ask
 import random
 from bisect import bisect_right
 from collections.abc import Callable
-from datetime import timedelta
 from heapq import heappop, heappush
 from math import ceil, inf
 
@@ -24,7 +23,7 @@ from ..sql import SQL, statements, text
 from . import handlers as lab_handlers
 from .clock import BEGINNING
 from .simfaults import Injector
-from .simworkers import CRASH, DONE, PERMANENT, SECOND, Attempts, Handlers, Held, SimWorker
+from .simworkers import CRASH, DONE, MICROSECOND, PERMANENT, SECOND, Attempts, Handlers, Held, SimWorker
 from .timeline import Timeline
 
 SIM = statements(text("lab/sim.sql"))
@@ -215,7 +214,7 @@ class Simulation:
         if found.empty is Empty.LOCKED:  # nobody else is connected: rows that are due now
             self._alarm()
         elif found.next_run_at is not None:
-            self.push((found.next_run_at - BEGINNING) // timedelta(microseconds=1), LOOP, self._alarm)
+            self.push((found.next_run_at - BEGINNING) // MICROSECOND, LOOP, self._alarm)
 
     def _retry_due(self) -> None:
         self.due += 1

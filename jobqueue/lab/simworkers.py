@@ -4,13 +4,16 @@ import random
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import numpy as np
 import pandas as pd
 
 from ..model import Lease
+from .clock import BEGINNING
 
 SECOND = 1_000_000
+MICROSECOND = timedelta(microseconds=1)
 OUTCOMES = ("running", "done", "failed", "failed_permanently", "released", "lost", "cancelled")
 DONE, PERMANENT, ERROR, CRASH = "done", "failed_permanently", "failed", "crash"
 REFUSED_SECONDS = 0.1  # how soon a dependency that is away refuses a call
@@ -119,7 +122,7 @@ class Attempts:
     """Every attempt begun, in columns: a million of them take 50 MB. At most one of a job is open."""
 
     def __init__(self):
-        self._job, self._epoch, self._begun, self._ended = (array("q") for _ in range(4))
+        self._job, self._epoch, self._due, self._begun, self._ended = (array("q") for _ in range(5))
         self._attempt, self._worker, self._start, self._type = (array("l") for _ in range(4))
         self._outcome = array("b")
         self._types: dict[str, int] = {}
@@ -136,6 +139,7 @@ class Attempts:
         self._worker.append(worker.place)
         self._start.append(worker.start)
         self._type.append(self._types.setdefault(lease.type, len(self._types)))
+        self._due.append((lease.run_at - BEGINNING) // MICROSECOND)
         self._begun.append(now)
         self._ended.append(-1)
         self._outcome.append(0)
@@ -150,7 +154,7 @@ class Attempts:
         return True
 
     def frame(self) -> pd.DataFrame:
-        """job_id, attempt, epoch, worker, owner, type, started, ended (seconds; NaN while it runs), outcome."""
+        """job_id, attempt, epoch, worker, owner, type, due, started, ended (seconds; NaN while it runs), outcome."""
         worker, start, ended = (np.array(column) for column in (self._worker, self._start, self._ended))
         names = np.array([f"worker-{place}" for place in range(int(worker.max(initial=-1)) + 1)], dtype=object)
         owners = [f"worker-{place}.{n}" for place, n in zip(worker.tolist(), start.tolist(), strict=True)]
@@ -158,6 +162,7 @@ class Attempts:
         return pd.DataFrame({
             "job_id": np.array(self._job), "attempt": np.array(self._attempt), "epoch": np.array(self._epoch),
             "worker": names[worker], "owner": np.array(owners, dtype=object), "type": types[np.array(self._type)],
-            "started": np.array(self._begun) / SECOND, "ended": np.where(ended < 0, np.nan, ended / SECOND),
+            "due": np.array(self._due) / SECOND, "started": np.array(self._begun) / SECOND,
+            "ended": np.where(ended < 0, np.nan, ended / SECOND),
             "outcome": np.array(OUTCOMES, dtype=object)[np.array(self._outcome)],
         })

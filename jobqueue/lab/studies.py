@@ -181,7 +181,7 @@ def load_figures(run: sim.Run) -> dict:
     waits = run.jobs["wait_seconds"].to_numpy()[len(run.jobs) // 10 :]
     mean, error = theory.batch_mean_error(waits)
     ages = {name: run.age_quantile(q) for name, q in QUANTILES.items()}
-    return {**ages, "max": float(run.ages["oldest_age_seconds"].max()), "wait_mean": mean, "wait_error": error}
+    return {**ages, "max": run.age.most, "wait_mean": mean, "wait_error": error}
 
 
 def load_points(utilisations: Sequence[float], *, service: Service, workers: int, jobs: int, seed: int, dsn: str,

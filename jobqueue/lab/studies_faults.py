@@ -54,7 +54,7 @@ def age_figures(run: sim.Run) -> dict:
     """What a choice of workers is judged by; seconds, and the share of the time of the run that a worker was busy."""
     busy = (run.attempts["ended"] - run.attempts["started"]).sum() / (run.about["workers"] * run.span_seconds)
     return {"p50_age": run.age_quantile(0.5), "p99_age": run.age_quantile(0.99),
-            "max_age": float(run.ages["oldest_age_seconds"].max()), "busy": float(busy)}  # fmt: skip
+            "max_age": run.age.most, "busy": float(busy)}  # fmt: skip
 
 
 def by_workers(work: Workload | Recipe, numbers: Sequence[int], *, dsn: str, seed: int = 0, **given) -> pd.DataFrame:

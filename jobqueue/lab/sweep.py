@@ -33,7 +33,7 @@ def summary(run) -> dict:
         "dead": int(jobs["status"].isin(["dead", "failed"]).sum()), "attempts": len(run.attempts),
         "lease_losses": int(jobs["lease_losses"].sum()), "refused": len(run.refused),
         "wait_mean_seconds": float(waits.mean()), **rows, **ages,
-        "age_max_seconds": float(run.ages["oldest_age_seconds"].max()),
+        "age_max_seconds": run.age.most,
         "span_seconds": run.span_seconds, "real_seconds": run.real_seconds,
     }  # fmt: skip
 

@@ -204,7 +204,7 @@ def _left_out(rows):
 def _covered(results):
     total = int(results["transitions"].sum()) if len(results) else 0
     found = int((results["violation"] != "none").sum()) if len(results) else 0
-    over = f"{style.count(total, 'call')} over {len(results)} families of actors"
+    over = f"{style.count(total, 'call')} over {len(results)} {'family' if len(results) == 1 else 'families'} of actors"
     return (
         f"{style.count(found, 'violation')} in {over}"
         if found

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from jobqueue.lab import style, theory
+from jobqueue.lab import spans, style, theory
 from jobqueue.lab.charts import frame as frames
 from jobqueue.lab.charts.live import stack
 
@@ -142,7 +142,7 @@ def _types(ax, table, kinds):
 
 @style.applied()
 def lease_expirations(lost, faults=None, *, until_seconds=None, **about):
-    """Leases lost per hour. `lost`: time_seconds, a row a lost lease; `until_seconds` is the end of the run."""
+    """Leases lost in each step of time. `lost`: time_seconds, a row a lost lease; `until_seconds`: the run's end."""
     lost = frames.columns(lost, "lease_expirations", "time_seconds")
     times = lost["time_seconds"].astype(float)
     end = max([*times, float(until_seconds or 0), 1e-9])
@@ -151,7 +151,7 @@ def lease_expirations(lost, faults=None, *, until_seconds=None, **about):
     counts, _ = np.histogram(times, bins=edges)
     said = f"{style.count(len(times), 'lease')} lost in {style.duration(end)}, {len(times) / end * 3600:,.3g} an hour"
     finding = (
-        f"{said}; the worst {style.duration(width)} had {style.count(counts.max())}"
+        f"{said}; the worst {style.duration(width)} had {style.count(spans.densest(times, width)[0])}"
         if len(times)
         else "No lease was lost"
     )
@@ -163,14 +163,14 @@ def _expirations(ax, counts, edges, width):
     if not counts.sum():
         return style.empty(ax, "no lost leases")
     ax.stairs(
-        counts * 3600 / width,
+        counts,
         edges,
         fill=True,
         facecolor=style.tint(style.VERMILLION),
         edgecolor=style.VERMILLION,
         lw=1,
     )
-    return _counted(ax, counts.max() * 3600 / width, f"lost leases per hour\n(in steps of {style.duration(width)})")
+    return _counted(ax, counts.max(), f"lost leases\n(in steps of {style.duration(width)})")
 
 
 def _counted(ax, top, label):

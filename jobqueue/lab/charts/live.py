@@ -22,8 +22,9 @@ _HATCH = {"running": "////"}
 
 @style.applied()
 def queue_age(ages, faults=None, **about):
-    """How long the oldest due job has waited, in seconds of queue time. `ages`: time_seconds, oldest_age_seconds."""
-    ages, notes = frames.samples(ages, "queue_age", "oldest_age_seconds")
+    """How long the oldest due job has waited, in seconds of queue time. `ages`: time_seconds, oldest_age_seconds, and
+    where a run knows it peak_age_seconds, the greatest since the sample before: that is drawn then."""
+    ages, notes = _samples(ages, "queue_age")
     panel = (2.9, partial(_age, ages=ages))
     return stack(_age_finding(ages, faults), [panel], [ages["time_seconds"]], faults, about, notes)
 
@@ -31,7 +32,7 @@ def queue_age(ages, faults=None, **about):
 @style.applied()
 def counts(ages, faults=None, **about):
     """Jobs by state over time. `ages`: time_seconds, ready, running, waiting_retry, dead, done."""
-    ages, notes = frames.samples(ages, "counts", *COUNTS)
+    ages, notes = _spaced(ages, "counts", *COUNTS)
     panel = (2.9, partial(_counts, ages=ages))
     return stack(_counts_finding(ages), [panel], [ages["time_seconds"]], faults, about, notes)
 
@@ -61,7 +62,7 @@ def fault_lane(faults, **about):
 @style.applied()
 def overview(ages, attempts, faults=None, **about):
     """Queue age, counts, worker lanes and faults on one time axis: the whole run on a page."""
-    ages, notes = frames.samples(ages, "overview", "oldest_age_seconds", *COUNTS)
+    ages, notes = _samples(ages, "overview", *COUNTS)
     attempts = _attempts(attempts)
     names, more = _workers(attempts)
     panels = [
@@ -96,27 +97,44 @@ def stack(finding, panels, times, faults, about, notes, lane=False):
     return figure
 
 
+def _samples(ages, chart, *counts):
+    """In order of time; without peak_age_seconds what was seen at the samples stands for it."""
+    ages = frames.columns(ages, chart, "time_seconds", "oldest_age_seconds", *counts)
+    known = "peak_age_seconds" in ages
+    ages = ages if known else ages.assign(peak_age_seconds=ages["oldest_age_seconds"])
+    ages, notes = _spaced(ages, chart, "oldest_age_seconds", "peak_age_seconds", *counts)
+    return ages, notes + ["queue age: the greatest between two samples"] * (known and len(ages) > 0)
+
+
+def _spaced(ages, chart, *names):
+    """Samples, and a note of how far apart they are: what was between them was not seen."""
+    apart = pd.to_numeric(frames.columns(ages, chart, "time_seconds")["time_seconds"], errors="coerce").diff().median()
+    ages, notes = frames.samples(ages, chart, *names)
+    return ages, [f"samples every {style.duration(apart)}"] * bool(apart > 0) + notes
+
+
 def _any(times):
     return any(len(pd.Series(series).dropna()) for series in times)
 
 
 def _age(ax, high, ages):
-    top = style.ceiling(1.08 * _max(ages["oldest_age_seconds"]))
+    top = style.ceiling(1.08 * _max(ages["peak_age_seconds"]))
     ax.set_ylim(0, top)
     style.seconds(ax.yaxis, 0, top, "queue age", most=5)
     if ages.empty:
         style.empty(ax, "no samples")
         return []
-    drawn = frames.broken(ages)
+    last = ages["oldest_age_seconds"].iloc[-1]
+    end = ages.tail(1).assign(peak_age_seconds=last)
+    drawn = pd.concat([frames.broken(ages), end[ages["peak_age_seconds"].tail(1) > last]])
     ax.plot(
         drawn["time_seconds"],
-        drawn["oldest_age_seconds"],
+        drawn["peak_age_seconds"],
         color=style.BLUE,
         lw=1.7,
         label="queue age",
         solid_joinstyle="round",
     )
-    last = ages["oldest_age_seconds"].iloc[-1]
     style.end_labels(ax, [(last, f"queue age {style.duration(last)}", style.BLUE)])
     return []
 
@@ -282,15 +300,17 @@ def _age_finding(ages, faults):
     """The peak of queue age, what was there before it, and when age was down again for good."""
     if ages.empty:
         return "No samples of queue age"
-    age, time = ages["oldest_age_seconds"].to_numpy(), ages["time_seconds"].to_numpy()
+    age, time = ages["peak_age_seconds"].to_numpy(), ages["time_seconds"].to_numpy()
     if age.max() <= 0:
-        return "No due job ever waited at a sample"
+        return "No due job waited"
     at = int(age.argmax())
     said = f"Queue age peaked at {style.duration(age[at])}{_before(faults, time[at])}"
     usual = max(age[at] / 10, _before_any(ages, faults))
     above = np.flatnonzero(age > usual)
+    if ages["oldest_age_seconds"].iloc[-1] > usual:
+        return f"{said} and was still over {style.duration(usual)} at the end"
     if not len(above) or above[-1] == len(age) - 1:
-        return f"{said} and was still over {style.duration(usual)} at the end" if len(above) else said
+        return said
     later = style.duration(time[above[-1] + 1] - time[at])
     return f"{said} and stayed under {style.duration(usual)} from {later} later on"
 
@@ -298,7 +318,7 @@ def _age_finding(ages, faults):
 def _before_any(ages, faults):
     """The highest age before the first fault; 0 without faults."""
     found = fault.spells(faults, 0.0)
-    return _max(ages["oldest_age_seconds"][ages["time_seconds"] < found[0].start]) if found else 0.0
+    return _max(ages["peak_age_seconds"][ages["time_seconds"] < found[0].start]) if found else 0.0
 
 
 def _before(faults, peak):
@@ -323,7 +343,7 @@ def _counts_finding(ages):
     left = last["ready"] + last["running"] + last["waiting_retry"]
     return (
         f"{style.count(last['done'], 'job')} done, {style.count(last['dead'])} dead, {style.count(left)} still open; "
-        f"ready peaked at {style.count(ages['ready'].max())}"
+        f"at most {style.count(ages['ready'].max())} ready at a sample"
     )
 
 

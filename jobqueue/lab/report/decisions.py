@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .. import load, planner, style
+from .. import charts, load, planner, style, theory
 from .. import verdict as verdicts
 from . import evidence
 from .blocks import amount
@@ -20,7 +20,7 @@ d, n = style.duration, style.count
 
 @dataclass(frozen=True)
 class Decision:
-    """One decision. met: whether its target holds (None: there is nothing to hold); figure: the slug of its chart."""
+    """One decision. met: whether its target holds (None: no run tells); figure: the slug of its chart."""
 
     subject: str
     choice: str
@@ -81,7 +81,8 @@ def summary(decisions: list[Decision]) -> str:
         f"All {len(held)} targets are met" if not missed
         else f"{len(held) - len(missed)} of {len(held)} targets are met; NOT MET: {', '.join(missed)}"
     )  # fmt: skip
-    return f"Recommended: {choices}; {decisions[-1].choice}. {kept}."
+    ruled = "" if decisions[-1].met is not None else "; on the broker a rule decides, no run"
+    return f"Recommended: {choices}; {decisions[-1].choice}. {kept}{ruled}."
 
 
 def needed(found: Mapping[str, Stored]) -> float:
@@ -134,7 +135,7 @@ def _workers(found, row) -> Decision:
 
 def _lease(found, row) -> Decision:
     chosen = parameters(found["plan"])["lease_seconds"]
-    slowest = _slowest(found["lease"], chosen, row["simulated"])
+    slowest, planned = _slowest(found["lease"], chosen), row["simulated"]
     kills = found["faults"]["recoveries"].query("fault == 'kill'")["ready_again_seconds"]
     seen = (
         f"In the run with faults kills cost {n(len(kills), 'lease')}, the slowest ready again after {d(kills.max())}"
@@ -143,72 +144,74 @@ def _lease(found, row) -> Decision:
     )
     sentence = (
         f"Lease {d(chosen)}, {row['because']} The slowest of the killed workers' jobs was ready again after "
-        f"{d(slowest)}; the bound is {row['formula'].split(' = ')[-1]}, {d(row['by_formula'])}. {seen}."
+        f"{d(slowest)}{_planner(planned, slowest)}; the bound is {row['formula'].split(' = ')[-1]}, "
+        f"{d(row['by_formula'])}. {seen}."
     )
     return Decision("lease", d(chosen), f"recovery ≤ {d(row['limit'])}", d(slowest), d(row["by_formula"]),
-                    bool(slowest <= row["limit"]), "lease-length", sentence)  # fmt: skip
+                    bool(max(slowest, planned) <= row["limit"]), "lease-length", sentence)  # fmt: skip
 
 
-def _slowest(lease: Stored, chosen: float, planned: float) -> float:
-    own = lease["recoveries"].query("lease_seconds == @chosen")["recovery_seconds"]
-    return float(max([planned, *own]))
+def _slowest(lease: Stored, chosen: float) -> float:
+    return float(lease["recoveries"].query("lease_seconds == @chosen")["recovery_seconds"].max())
+
+
+def _planner(planned: float, shown: float) -> str:
+    """What the planner's own run gave, where that is another figure than the chart's."""
+    return f" ({d(planned)} in the planner's own run)" if d(planned) != d(shown) else ""
 
 
 def _heartbeat(found, row) -> Decision:
     beat = parameters(found["plan"])["heartbeat_seconds"]
     freeze = found["lease"].parameters["mean_freeze_seconds"]
     busy = at_work(found)
-    lost = f"{round(row['simulated'] * planner.FREEZES)} of {planner.FREEZES}"
+    own = found["lease"]["expiries"].set_index("lease_seconds").loc[parameters(found["plan"])["lease_seconds"]]
+    lost = f"{own['expired']:.0f} of {own['freezes']:.0f}"
+    planned = f"{round(row['simulated'] * planner.FREEZES)} of {planner.FREEZES}"
     sentence = (
         f"Renew every {d(beat)}, a third of the lease: two in a row may be late or lost. For stalls of {d(freeze)} on "
-        f"average {lost} simulated ones lost the lease, a share of {row['by_formula']:.2g} by "
-        f"formula. With {amount(busy)} jobs at work that is {amount(busy / beat)} rows renewed a "
-        f"second, one statement a process."
+        f"average {lost} simulated ones lost the lease ({planned} in the planner's own run), a share of "
+        f"{row['by_formula']:.2g} by formula. With {amount(busy)} jobs at work on average that is "
+        f"{amount(busy / beat)} rows renewed a second at most (a shorter job renews nothing), one statement a process."
     )
+    met = bool(row["met"] and own["expired"] <= row["limit"] * own["freezes"])
     return Decision("heartbeat", d(beat), f"stalls that lose a lease ≤ {row['limit']:.0%}", lost,
-                    f"{row['by_formula']:.2g}", bool(row["met"]), "lease-length", sentence)  # fmt: skip
+                    f"{row['by_formula']:.2g}", met, "lease-length", sentence)  # fmt: skip
 
 
 def _poll(found, row) -> Decision:
     poll, workers = parameters(found["plan"])["poll_seconds"], found["workers"].figures["workers"]
-    planned, drawn = row["simulated"], _picked_up(found["poll"], poll)
-    slowest, other = max(planned, drawn), min(planned, drawn)
-    apart = f" ({d(other)} in another run)" if d(other) != d(slowest) else ""
+    planned, wanted = row["simulated"], found["plan"].parameters["pickup_seconds"]
+    mean = float(found["poll"]["pickup"].query("poll_seconds == @poll")["mean_seconds"].iloc[0])
+    idle = workers * (1 - found["day"].figures["busy"])
     sentence = (
         f"Poll every {d(poll)}. NOTIFY wakes an idle worker at once; where it does not reach one, a job is begun "
-        f"{d(slowest)} after it is due on average{apart}, {d(row['by_formula'])} by formula. Idle, "
-        f"{n(workers, 'worker')} with one slot a process ask {amount(workers / poll)} times a second; "
-        "with more slots a "
-        f"process, as many times fewer."
+        f"{d(mean)} after it is due on average{_planner(planned, mean)}, {d(row['by_formula'])} by formula. With one "
+        f"slot a process {amount(idle)} idle workers, as many as there are on average, ask {amount(idle / poll)} times "
+        f"a second, all {workers:,} if all are idle {amount(workers / poll)}; with more slots a process, as many times "
+        "fewer."
     )
-    return Decision("poll", d(poll), f"mean pick-up ≤ {d(row['limit'])}", d(slowest), d(row["by_formula"]),
-                    bool(slowest <= row["limit"]), "pickup", sentence)  # fmt: skip
-
-
-def _picked_up(run: Stored, poll: float) -> float:
-    """The mean of the chart, where it was simulated at just this interval."""
-    own = run["pickup"].query("poll_seconds == @poll")["mean_seconds"]
-    return float(own.iloc[0]) if len(own) else 0.0
+    return Decision("poll", d(poll), f"mean pick-up ≤ {d(row['limit'])} ({d(wanted)} and a tenth)", d(mean),
+                    d(row["by_formula"]), bool(max(mean, planned) <= row["limit"]), "pickup", sentence)  # fmt: skip
 
 
 def _backoff(found, row) -> Decision:
-    backoff, plan = parameters(found["plan"])["backoff"], found["plan"].figures
-    scale = plan["herd_scale"]  # the planner's herd is that of its own number of workers
-    peak, expected = row["simulated"] * scale, row["by_formula"] * scale
+    backoff, workers = parameters(found["plan"])["backoff"], found["workers"].figures["workers"]
+    drawn = found["retries"]["herd"].query("policy == @backoff.jitter")["delay_seconds"]
+    index, mean = charts.herd(drawn)[2], theory.mean_delay(backoff, 1)
+    peak, expected = workers * index / mean, workers * theory.herd_index(backoff.jitter) / mean
     met = bool(peak <= row["limit"])
     choice = f"{backoff.shape}, {backoff.jitter} jitter, {d(backoff.base_seconds)} to {d(backoff.ceiling_seconds)}"
     outage = found["plan"].parameters["outage_seconds"]
     bound = backoff.base_seconds >= outage / 4
     why = "" if met else (
         f" NOT met: {'a base over a quarter of the outage would notice its end too late, and ' if bound else ''}"
-        f"{n(found['workers'].figures['workers'], 'worker')} are many for so slow an arrival of jobs."
+        f"{n(workers, 'worker')} are many for so slow an arrival of jobs."
     )  # fmt: skip
     sentence = (
-        f"Back off {choice}. If the jobs of all {n(found['workers'].figures['workers'], 'worker')} "
-        "fail at one instant, their "
-        f"first retries come at {amount(peak)} a second at most, {amount(expected)} by formula, where "
-        f"{amount(row['limit'])} "
-        f"jobs a second arrive in the busiest stretch.{why}"
+        f"Back off {choice}. If the jobs of all {n(workers, 'worker')} fail at one instant, their first retries come "
+        f"at {amount(peak)} a second at most: {workers:,} × the figure's index of {index:.2f} ÷ the mean delay of "
+        f"{d(mean)}; {amount(expected)} with the formula's {theory.herd_index(backoff.jitter):g}. In the busiest "
+        f"stretch {amount(row['limit'])} jobs a second arrive.{why}"
     )
     return Decision("backoff", choice, f"herd's retries/s ≤ {amount(row['limit'])}", f"{amount(peak)}/s",
                     f"{amount(expected)}/s", met, "retry-herd", sentence)  # fmt: skip
@@ -234,8 +237,8 @@ def _attempts(found, row) -> Decision:
 def _broker(found, bears: Bearing) -> Decision:
     rate = needed(found)
     share = f" ({rate / bears.per_second:.2%})" if bears.per_second else ""
-    met = bool(rate <= bears.per_second)
-    broker = bears.broker if bears.judged else (False if met else None)
+    below = bool(rate <= bears.per_second)
+    broker = bears.broker if bears.judged else (False if below else None)
     choice = {True: "a broker is indicated", False: "no broker", None: "broker or not is open"}[broker]
     asked = f"The busiest minute brings {amount(rate)} jobs a second"
     if bears.judged:
@@ -243,10 +246,10 @@ def _broker(found, bears: Bearing) -> Decision:
         why = f"{asked}; {amount(bears.per_second)} are sustained{share}, measured ({bears.source}): "
         why += f"within the {verdicts.HEADROOM:.0%} that a plan may use" if room else bears.judged.broker_reason
     else:
-        why = f"{asked}, {'at most' if met else 'more than'} the {amount(bears.per_second)} of {bears.source}{share}"
+        why = f"{asked}, {'at most' if below else 'more than'} the {amount(bears.per_second)} of {bears.source}{share}"
         why += f". Measure what yours bears: {evidence.COMMANDS['load run']}"
     target = f"busiest minute ≤ {amount(bears.per_second)} jobs/s"
-    return Decision("broker", choice, target, f"{amount(rate)} jobs/s", "–", met,
+    return Decision("broker", choice, target, f"{amount(rate)} jobs/s", "–", below if bears.judged else None,
                     "needed-rate", f"{choice[0].upper()}{choice[1:]}. {why}.")  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def _summary(review: Review) -> list[Block]:
     about = (
         f"For the load {load.parameters['workload']}. What is measured is simulated: the shipped SQL on a real "
         f"PostgreSQL {load.postgres}, workers and time virtual, seed {load.seed}; “by formula” stands beside it. The "
-        f"failure matrix is of a real queue on a real clock; the evidence, but for the search, is of real processes."
+        f"failure matrix is of a real queue on a real clock. {_of_processes(review)}"
     )
     widths = (0.12, 0.2, 0.22, 0.12, 0.12, 0.08, 0.14)
     return [
@@ -84,6 +84,13 @@ def _summary(review: Review) -> list[Block]:
         ),
         *(Paragraph(f"{one.sentence} {review.labelled(one.figure)}.") for one in review.decisions),
     ]
+
+
+def _of_processes(review: Review) -> str:
+    kinds = [piece.kind for piece in review.pieces if piece.was_run and piece.kind != evidence.SEARCH]
+    if not kinds:
+        return "No run of real processes is stored."
+    return f"Of real processes: {', '.join(dict.fromkeys(kinds))}."
 
 
 # ---- the load and the day ------------------------------------------------------------------------------------------
@@ -115,18 +122,19 @@ def _day(review: Review) -> list[Block]:
     told, limit = run.figures, plan.parameters["p99_age_seconds"]
     kept = "within" if told["p99_age"] <= limit else "OVER"
     text = (
-        f"With {n(run.parameters['workers'], 'worker')} the queue age was below {d(told['p99_age'])} for 99 % of the "
-        f"time ({kept} the target of {d(limit)}), at most {d(told['p50_age'])} for half of it, and "
+        f"With {n(run.parameters['workers'], 'worker')} the queue age was at most {d(told['p99_age'])} for 99 % of the "
+        f"time of the arrivals ({kept} the target of {d(limit)}), at most {d(told['p50_age'])} for half of it, and "
         f"{d(told['max_age'])} "
         f"at worst. A job waited {d(told['p50_wait'])} in the middle, {d(told['p99_wait'])} at p99. {_ended(told)}"
     )
     lease = parameters(plan)["lease_seconds"]
     parts: list[Block] = [Heading("The whole load as planned"), Paragraph(text)]
-    if run.parameters["lease_seconds"] != lease:
+    own = run.parameters
+    if own["lease_seconds"] != lease:
         parts.append(Paragraph(
-            f"In this run no worker fails, so its lease is set to {d(run.parameters['lease_seconds'])}: the "
-            f"{n(told['renewals'])} renewals of a lease of {d(lease)} would only cost time. The run with faults uses "
-            f"the recommended lease."
+            f"In this run no worker fails, so its lease is set to {d(own['lease_seconds'])}, renewed every "
+            f"{d(own['heartbeat_seconds'])}: the {n(told['renewals'])} renewals of a lease of {d(lease)} would only "
+            f"cost time. The run with faults uses the recommended lease."
         ))  # fmt: skip
     frame = run["waits"].rename(columns=_spoken)
     return [*parts, review.figure("queue-age"), review.figure("counts"), review.figure("running-by-type"),
@@ -153,13 +161,10 @@ def _ended(told: Mapping) -> str:
 def _faults(review: Review) -> list[Block]:
     run = review.found["faults"]
     told = run.figures
-    slots = f" of {told['slots']} slots" if told["slots"] > 1 else ""
     text = (
-        f"{_stretch(review)}, on "
-        f"{n(told['processes'], 'worker')}{slots}, with these faults: {_plan_in_words(run)}. {_ended(told)} "
-        f"{n(told['lease_losses'], 'lease')} lost, {n(told['refused'], 'late write')} of old owners refused; queue age "
-        f"{d(told['max_age'])} at worst, as far as it could be looked at: while the database is out of reach producers "
-        f"wait, too, and no job is added. {_accounted(told)}"
+        f"{_stretch(review)}, on {_fleet(review)}, with these faults: {_plan_in_words(run)}. {_ended(told)} "
+        f"{n(told['lease_losses'], 'lease')} lost{_held_nothing(run)}, {_refused(run)}; queue age {d(told['max_age'])} "
+        f"at worst: while the database is out of reach producers wait, too, and no job is added. {_accounted(told)}"
     )
     recoveries = run["recoveries"]
     by = recoveries.groupby(["fault", "worker"], sort=False).agg(
@@ -173,11 +178,39 @@ def _faults(review: Review) -> list[Block]:
     ]  # fmt: skip
 
 
+def _fleet(review: Review) -> str:
+    """Where the workers' slots are told as processes of several, what that comes to."""
+    told, chosen = review.found["faults"].figures, parameters(review.found["plan"])["workers"]
+    if told["slots"] == 1:
+        return n(told["processes"], "worker")
+    total = told["processes"] * told["slots"]
+    return f"{told['processes']} worker processes of {told['slots']} slots ({total:,} in all, for {chosen:,})"
+
+
+def _held_nothing(run: Stored) -> str:
+    """The workers that a fault met while they held no job, or not long enough to lose it."""
+    hit = [fault["target"] for fault in json.loads(run.parameters["faults"]) if fault["kind"] in ("kill", "pause")]
+    idle = [target for target in hit if target not in set(run["recoveries"]["worker"])]
+    return f" (none by {', '.join(idle)})" if idle else ""
+
+
+def _refused(run: Stored) -> str:
+    """What old owners said too late, by verb."""
+    by = run["refused"]["verb"].value_counts(sort=False)
+    if by.empty:
+        return "no write of an old owner came late"
+    said = ", ".join(n(count, verb) for verb, count in by.items())
+    return f"{n(by.sum(), 'late write')} of old owners refused ({said})"
+
+
 def _stretch(review: Review) -> str:
     told, load = review.found["faults"].figures, review.found["load"].figures
     if told["stretch_jobs"] == load["jobs"]:
         return f"The whole load, {n(load['jobs'], 'job')} in {d(told['stretch_seconds'])}"
-    return f"The busiest {n(told['stretch_jobs'], 'job')}, which arrive in {d(told['stretch_seconds'])}"
+    return (
+        f"The busiest {n(told['stretch_jobs'], 'job')}, which arrive in {d(told['stretch_seconds'])}, begun with "
+        f"nothing at work (so its queue age says what faults do, not whether the workers suffice)"
+    )
 
 
 def _accounted(told: Mapping) -> str:
@@ -251,7 +284,8 @@ def _evidence(review: Review) -> list[Block]:
     broken = [piece.kind for piece in review.pieces if piece.verdict == "BROKEN"]
     missing = [piece for piece in review.pieces if not piece.was_run]
     kinds = {piece.kind for piece in review.pieces}
-    text = f"{len(kinds) - len(missing)} of {len(kinds)} kinds of evidence are there"
+    there = len(kinds) - len(missing)
+    text = f"{there} of {len(kinds)} kinds of evidence {'is' if there == 1 else 'are'} there"
     text += f"; BROKEN: {', '.join(broken)}" if broken else ", none of them broken"
     text += f"; not run here: {', '.join(piece.kind for piece in missing)}." if missing else "."
     out: list[Block] = [
@@ -272,16 +306,19 @@ def _cost(review: Review) -> list[Block]:
     load, plan = review.found["load"].figures, parameters(review.found["plan"])
     weight = review.found["matrix"].figures["bytes_per_job"]
     a_day = round(load["jobs"] / max(load["span_seconds"], 1) * SECONDS_A_DAY)
-    workers = review.found["workers"].figures["workers"]
+    workers, share = review.found["workers"].figures["workers"], review.found["day"].figures["busy"]
+    idle, poll, beat = workers * (1 - share), plan["poll_seconds"], plan["heartbeat_seconds"]
     rows = [(f"{name} rows", f"{size:,} bytes a job", _bytes(size * a_day) + " a day")
             for name, size in weight.items()]  # fmt: skip
     rows += [
-        ("idle polling", f"every {d(plan['poll_seconds'])} for each process",
-         f"{amount(workers / plan['poll_seconds'])} queries a second at one slot a process"),
-        ("renewals", f"every {d(plan['heartbeat_seconds'])} for each job at work",
-         f"{amount(decisions.at_work(review.found) / plan['heartbeat_seconds'])} rows a second"),
-        ("idle workers", f"{review.found['day'].figures['busy']:.0%} busy while jobs arrive",
-         f"{amount(workers * (1 - review.found['day'].figures['busy']))} of {workers:,} slots idle on average"),
+        ("idle polling", f"every {d(poll)} for each idle process",
+         f"at one slot a process {amount(idle / poll)} queries a second on average, {amount(workers / poll)} if all "
+         "are idle"),
+        ("renewals", f"every {d(beat)} for each job at work",
+         f"at most {amount(decisions.at_work(review.found) / beat)} rows a second on average (a shorter job renews "
+         f"nothing), {amount(workers / beat)} if all are busy"),
+        ("idle workers", f"{share:.0%} busy while jobs arrive",
+         f"{amount(idle)} of {workers:,} slots idle on average"),
     ]  # fmt: skip
     text = (
         f"At the rate of this load, {n(a_day, 'job')} a day. Job rows are kept until the janitor archives them, keys "

@@ -49,10 +49,11 @@ def _arrivals(found, _) -> Drawn:
     run, load = found["load"], found["load"].figures
     about = {"workload": run.parameters["workload"], **run.about}
     sheet = pictures.arrivals(run["buckets"], workers=_chosen(found)["workers"], jobs=load["jobs"],
-                              peak_per_second=load["peak_per_second"], **about)  # fmt: skip
+                              peak_per_second=load["peak_per_second"], most=load["peak_busy"], **about)  # fmt: skip
     caption = (
         "What arrives, in jobs per second, and how many of these jobs would be at work at a time if none ever had to "
-        "wait; dashed: the workers that are recommended. Where the line is above the dashes, jobs must wait."
+        "wait; dashed: the workers that are recommended. Both are means of a step: the most at work at an instant, "
+        "which the title says, lies above the line."
     )
     return sheet, caption, {"arrivals": run["buckets"]}, about
 
@@ -113,7 +114,7 @@ def _faults(found, _) -> Drawn:
 def _lost(found, _) -> Drawn:
     run, about = found["faults"], _fault_about(found)
     sheet = charts.lease_expirations(run["lost"], run["faults"], until_seconds=run.figures["span_seconds"], **about)
-    caption = "Leases lost per hour in the same run: each is a job whose worker was killed or frozen, or cut off."
+    caption = "Leases lost in the same run: each is a job whose worker was killed or frozen, or cut off."
     return sheet, caption, {"lost": run["lost"], "faults": run["faults"]}, about
 
 

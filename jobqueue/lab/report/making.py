@@ -31,6 +31,7 @@ from .. import (
     planner,
     scenarios,
     sim,
+    spans,
     studies,
     studies_faults,
     workload,
@@ -48,7 +49,8 @@ HEARTBEATS = 60_000  # more, in a run where no worker fails, cost time and show 
 SMALL_JOBS = 4000  # up to so many, other numbers of workers are simulated, too; beyond, they are computed only
 DAY_SECONDS = 86_400.0
 KILLED = 15
-HERD_JOBS = 300
+HERD_JOBS = 5000  # the peak of fewer is chance
+OUTLAST_JOBS = 300
 PROBES = 60  # arrivals at an idle worker
 HOST = 3  # workers that are killed at one instant
 SAYING = {f"lab/report/{name}.py" for name in (
@@ -69,7 +71,8 @@ class Inputs:
     @cached_property
     def digest(self) -> str:
         """Of all that the runs depend on, so that another load or target never meets stored runs of this one."""
-        sizes = [runs.FORMAT, PLANNED_JOBS, FAULTED_JOBS, PROCESSES, HEARTBEATS, SMALL_JOBS, KILLED, HERD_JOBS, PROBES]
+        sizes = [runs.FORMAT, PLANNED_JOBS, FAULTED_JOBS, PROCESSES, HEARTBEATS, SMALL_JOBS, KILLED, HERD_JOBS,
+                 OUTLAST_JOBS, PROBES]  # fmt: skip
         seen = hashlib.sha256(json.dumps([self.seed, asdict(self.targets), sizes, _depths()]).encode())
         seen.update(self.work.at_seconds.tobytes() + self.work.service_seconds.tobytes())
         seen.update("\0".join([*map(str, self.work.type), *map(str, self.work.outcome)]).encode())
@@ -159,7 +162,7 @@ def _load(bench: Bench) -> Stored:
     work = bench.inputs.work
     width = max(work.span_seconds, 1.0) / BUCKETS
     place = np.minimum((work.at_seconds / width).astype(int), BUCKETS - 1)
-    busy = busy_by_bucket(work, width)
+    busy, ends = busy_by_bucket(work, width), work.at_seconds + work.service_seconds
     buckets = pd.DataFrame({
         "time_seconds": np.arange(BUCKETS) * width,
         "arrivals_per_second": np.bincount(place, minlength=BUCKETS) / width,
@@ -170,7 +173,7 @@ def _load(bench: Bench) -> Stored:
         "jobs": len(work), "left_out": work.left_out, "span_seconds": work.span_seconds, "bucket_seconds": width,
         "erlangs": work.offered_load, "mean_seconds": float(work.service_seconds.mean()),
         "peak_per_second": rate, "peak_at_seconds": at, "failed": int((work.outcome == workload.FAILED).sum()),
-        "peak_busy": float(busy.max()),
+        "peak_busy": int(spans.under_way(work.at_seconds, ends, work.at_seconds).max()),
     }  # fmt: skip
     types = work.describe().rename_axis("type").reset_index()
     return bench.stored({"workload": bench.inputs.name, "digest": bench.inputs.digest}, figures,
@@ -180,10 +183,8 @@ def _load(bench: Bench) -> Stored:
 def peak(work: Workload, window_seconds: float = 60.0) -> tuple[float, float]:
     """(arrivals a second, when) in the busiest window; the whole where the load is shorter."""
     window = min(window_seconds, max(work.span_seconds, 1.0))
-    at = work.at_seconds
-    counts = np.searchsorted(at, at + window, side="left") - np.arange(len(at))
-    most = int(np.argmax(counts))
-    return float(counts[most] / window), float(at[most])
+    most, at = spans.densest(work.at_seconds, window)
+    return most / window, at
 
 
 def busy_by_bucket(work: Workload, width: float) -> np.ndarray:
@@ -208,7 +209,7 @@ def _plan(bench: Bench) -> Stored:
     values = {**found.parameters()}
     least = fifo.fewest(work, targets.p99_age_seconds)
     values["workers"] = max(values["workers"], least)
-    more, base = values["workers"] / found["workers"].value, values["backoff"].base_seconds
+    more = values["workers"] / found["workers"].value
     values["backoff"] = asdict(_slower(values["backoff"], more, targets.outage_seconds))
     table = found.frame()
     table["value"] = table["value"].map(_worded)
@@ -216,7 +217,6 @@ def _plan(bench: Bench) -> Stored:
         "values": values, "planned_workers": found.workers_of_the_stretch, "fifo_workers": least,
         "stretch_jobs": len(stretch), "stretch_seconds": stretch.span_seconds, "stretch_erlangs": stretch.offered_load,
         "stretch_mean_seconds": float(stretch.service_seconds.mean()),
-        "herd_scale": more * base / values["backoff"]["base_seconds"],
         "mean_delay_sum_seconds": planner._mean_until(Backoff(**values["backoff"]), values["max_attempts"]),
     }  # fmt: skip
     return bench.stored({"jobs": PLANNED_JOBS, **asdict(targets)}, figures, {"recommendations": table})
@@ -233,12 +233,11 @@ def _worded(value) -> str:
 
 
 def _day(bench: Bench) -> Stored:
-    """The whole load; where renewals would be most of the work, with a lease that never needs one."""
+    """The whole load; where renewals would be most of the work, with the longest lease: no worker fails here."""
     work, given = bench.inputs.work, bench.plan
     renewals = work.service_seconds.sum() / given["heartbeat_seconds"]
     if renewals > HEARTBEATS:
-        longest = float(work.service_seconds.max())
-        given |= {"lease_seconds": DAY_SECONDS, "heartbeat_seconds": max(longest * 1.1, DAY_SECONDS / 3)}
+        given |= {"lease_seconds": DAY_SECONDS, "heartbeat_seconds": DAY_SECONDS / planner.MISSED_BEATS}
     run = bench.simulate(work, **given)
     figures = {**_ended(run), **_ages(run), "renewals": float(renewals), "span_seconds": run.span_seconds,
                "busy": _busy(run, work.span_seconds)}  # fmt: skip
@@ -257,7 +256,7 @@ def _ended(run: sim.Run) -> dict:
 def _ages(run: sim.Run) -> dict:
     waits = run.jobs["wait_seconds"].dropna()
     return {"p50_age": run.age_quantile(0.5), "p99_age": run.age_quantile(0.99),
-            "max_age": float(run.ages["oldest_age_seconds"].max()),
+            "max_age": run.age.most,
             "p50_wait": float(waits.quantile(0.5)), "p99_wait": float(waits.quantile(0.99)),
             "max_wait": float(waits.max())}  # fmt: skip
 
@@ -270,15 +269,12 @@ def _busy(run: sim.Run, span_seconds: float) -> float:
 
 
 def running_by_type(run: sim.Run, samples: int = 200) -> pd.DataFrame:
-    """time_seconds, type, running: how many attempts of each type were under way."""
-    times = np.linspace(0, run.span_seconds, samples)
-    rows = []
-    for kind, part in run.attempts.groupby("type"):
-        started = np.sort(part["started"].to_numpy(float))
-        ended = np.sort(part["ended"].fillna(np.inf).to_numpy(float))
-        running = np.searchsorted(started, times, side="right") - np.searchsorted(ended, times, side="right")
-        rows.append(pd.DataFrame({"time_seconds": times, "type": str(kind), "running": running}))
-    return pd.concat(rows, ignore_index=True)
+    """time_seconds, type, running: how many attempts of each type were under way; the instants of the most, too."""
+    by_type = {str(kind): (part["started"], part["ended"]) for kind, part in run.attempts.groupby("type")}
+    fullest = [spans.fullest(*span) for span in [*by_type.values(), (run.attempts["started"], run.attempts["ended"])]]
+    times = np.union1d(np.linspace(0, run.span_seconds, samples), fullest)
+    return pd.concat([pd.DataFrame({"time_seconds": times, "type": kind, "running": spans.under_way(*span, times)})
+                      for kind, span in by_type.items()], ignore_index=True)  # fmt: skip
 
 
 def _workers(bench: Bench) -> Stored:
@@ -297,7 +293,7 @@ def _workers(bench: Bench) -> Stored:
     simulated = pd.DataFrame(rows).sort_values("workers", ignore_index=True)
     figures = {"workers": chosen, "p99_computed": fifo.age_quantile(work, chosen),
                "p99_one_less": fifo.age_quantile(work, chosen - 1) if chosen > 1 else math.inf}  # fmt: skip
-    return bench.stored({"q": 0.99, "samples": fifo.SAMPLES}, figures, {"computed": computed, "simulated": simulated})
+    return bench.stored({"q": 0.99}, figures, {"computed": computed, "simulated": simulated})
 
 
 def _simulated_ages(bench: Bench, work: Workload, workers: int) -> dict:
@@ -387,12 +383,14 @@ def _retries(bench: Bench) -> Stored:
     delays = studies.delays({"recommended": backoff}, attempts=min(most, 12), draws=400, seed=seed)
     jitters = ("none", "equal", "decorrelated", "full")
     herd = studies.herd(jitters, jobs=HERD_JOBS, base_seconds=backoff.base_seconds, seed=seed, dsn=bench.dsn)
-    together = Workload(np.zeros(HERD_JOBS), ["job"] * HERD_JOBS, np.zeros(HERD_JOBS), ["done"] * HERD_JOBS)
+    n = OUTLAST_JOBS
+    together = Workload(np.zeros(n), ["job"] * n, np.zeros(n), ["done"] * n)
     away = faults.down("job", at=0, seconds=outage)
-    run = bench.simulate(together, workers=1, concurrency=HERD_JOBS, backoff=backoff, max_attempts=limits.MAX_ATTEMPTS,
+    run = bench.simulate(together, workers=1, concurrency=n, backoff=backoff, max_attempts=limits.MAX_ATTEMPTS,
                          faults=[away], samples=1, progress=False)  # fmt: skip
     needed = run.jobs["attempts"].value_counts().sort_index().rename_axis("attempts").reset_index(name="jobs")
-    return bench.stored({"jobs": HERD_JOBS, "outage_seconds": outage}, {"max_attempts": most},
+    told = {"jobs": n, "herd_jobs": HERD_JOBS, "outage_seconds": outage}
+    return bench.stored(told, {"max_attempts": most},
                         {"delays": delays, "herd": herd, "needed": needed})  # fmt: skip
 
 

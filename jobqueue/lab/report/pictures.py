@@ -10,14 +10,13 @@ __all__ = ["age_by_workers", "arrivals", "charts", "needed_rate", "outlasted", "
 
 
 @style.applied()
-def arrivals(buckets, *, workers, jobs, peak_per_second, **about):
+def arrivals(buckets, *, workers, jobs, peak_per_second, most, **about):
     """What arrives and how many workers it would keep busy: `buckets` has time_seconds, arrivals_per_second, busy."""
     buckets = frames.columns(buckets, "arrivals", "time_seconds", "arrivals_per_second", "busy")
     finding = (
         f"{style.count(jobs, 'job')}, {amount(peak_per_second)} a second in the busiest minute; "
-        f"{amount(buckets['busy'].mean())} at work on average and {amount(buckets['busy'].max())} at "
-        "most if none waited, "
-        f"for {style.count(workers, 'worker')}"
+        f"{amount(buckets['busy'].mean())} at work on average and {style.count(most)} at most if none waited, for "
+        f"{style.count(workers, 'worker')}"
     )
     figure, axes = style.sheet(finding, [1.7, 1.9], about)
     width = float(buckets["time_seconds"].diff().iloc[-1])

@@ -21,7 +21,7 @@ import pandas as pd
 from ...errors import InvalidInput
 from .. import export, style
 
-FORMAT = 1
+FORMAT = 2  # 1: queue age by samples
 EVIDENCE = "evidence"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TEXT = "text"

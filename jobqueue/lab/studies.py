@@ -150,9 +150,9 @@ def dependency(backoff: Backoff, *, rate: float, capacity: float | None, max_att
 
 def recovery(run: sim.Run, back_at: float) -> dict:
     """What the absence of a service came to: calls, dead jobs, and when nothing waited for a retry any more."""
-    waiting = run.ages.loc[(run.ages["time_seconds"] >= back_at) & (run.ages["waiting_retry"] > 0), "time_seconds"]
-    over = waiting.max() < run.span_seconds if len(waiting) else True
-    last = float(waiting.max()) - back_at if len(waiting) else 0.0
+    over = not ((run.jobs["status"] == "ready") & (run.jobs["attempts"] > 0)).any()
+    retried = run.attempts.loc[run.attempts["attempt"] > 1, "due"]
+    last = max(0.0, float(retried.max()) - back_at) if len(retried) else 0.0
     after = run.attempts[run.attempts["started"] >= back_at]
     return {
         "jobs": len(run.jobs), "calls": len(run.attempts), "calls after it was back": len(after),

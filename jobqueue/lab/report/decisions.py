@@ -185,10 +185,9 @@ def _poll(found, row) -> Decision:
     idle = workers * (1 - found["day"].figures["busy"])
     sentence = (
         f"Poll every {d(poll)}. NOTIFY wakes an idle worker at once; where it does not reach one, a job is begun "
-        f"{d(mean)} after it is due on average{_planner(planned, mean)}, {d(row['by_formula'])} by formula. With one "
-        f"slot a process {amount(idle)} idle workers, as many as there are on average, ask {amount(idle / poll)} times "
-        f"a second, all {workers:,} if all are idle {amount(workers / poll)}; with more slots a process, as many times "
-        "fewer."
+        f"{d(mean)} after it is due on average{_planner(planned, mean)}, {d(row['by_formula'])} by formula. At one "
+        f"slot a process the {amount(idle)} workers that are idle on average ask {amount(idle / poll)} times a second, "
+        f"all {workers:,} would {amount(workers / poll)} times; with more slots a process, as many times fewer."
     )
     return Decision("poll", d(poll), f"mean pick-up ≤ {d(row['limit'])} ({d(wanted)} and a tenth)", d(mean),
                     d(row["by_formula"]), bool(max(mean, planned) <= row["limit"]), "pickup", sentence)  # fmt: skip

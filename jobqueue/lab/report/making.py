@@ -235,7 +235,7 @@ def _worded(value) -> str:
 def _day(bench: Bench) -> Stored:
     """The whole load; where renewals would be most of the work, with the longest lease: no worker fails here."""
     work, given = bench.inputs.work, bench.plan
-    renewals = work.service_seconds.sum() / given["heartbeat_seconds"]
+    renewals = np.floor(work.service_seconds / given["heartbeat_seconds"]).sum()
     if renewals > HEARTBEATS:
         given |= {"lease_seconds": DAY_SECONDS, "heartbeat_seconds": DAY_SECONDS / planner.MISSED_BEATS}
     run = bench.simulate(work, **given)

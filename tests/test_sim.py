@@ -10,9 +10,10 @@ import psycopg
 import pytest
 
 from jobqueue import Backoff, Queue
-from jobqueue.errors import InvalidInput
+from jobqueue.errors import InvalidInput, JobQueueError
 from jobqueue.lab import database, faults, fifo, sim, workload
 from jobqueue.lab.clock import VirtualClock
+from jobqueue.lab.simulation import Simulation
 from jobqueue.lab.workload import Workload
 
 JOBS = [
@@ -73,6 +74,26 @@ def test_a_seed_gives_the_same_frames_to_the_last_digit_on_two_fresh_databases(s
     again = everything(server)
     for name in ("jobs", "attempts", "ages", "events", "refused"):
         pd.testing.assert_frame_equal(getattr(faulty, name), getattr(again, name), check_exact=True)
+
+
+@pytest.mark.parametrize("given", [{}, {"poll_seconds": 2.0, "concurrency": 2}, {"faults": EVERYTHING, "failing": 0.1}])
+def test_what_is_presumed_of_a_claim_is_what_the_database_answers(server, monkeypatch, given):
+    """A job that came when none was due is taken as claimed before the answer is read; without that nothing differs."""
+    recipe = workload.poisson(rate=0.8, service=workload.exponential(4), n=300)
+    presumed = simulate(server, recipe, workers=6, **given)
+    monkeypatch.setattr(Simulation, "_presume_claim", lambda *_: None)
+    asked = simulate(server, recipe, workers=6, **given)
+    for name in ("jobs", "attempts", "ages", "events", "refused"):
+        pd.testing.assert_frame_equal(getattr(presumed, name), getattr(asked, name), check_exact=True)
+
+
+def test_a_presumption_that_the_database_does_not_bear_out_is_an_error(server, monkeypatch):
+    given = Simulation._presume_claim
+    monkeypatch.setattr(Simulation, "_presume_claim",
+                        lambda self, worker, id, *job: given(self, worker, id + (id == 20), *job))  # fmt: skip
+    with pytest.raises(JobQueueError, match=r"job 21 was presumed, and the database answers \[20\]: not credible"):
+        simulate(server, workload.poisson(rate=0.8, service=workload.exponential(1), n=60), workers=6)
+    assert databases(server) == set()
 
 
 def test_another_seed_gives_another_run(server):

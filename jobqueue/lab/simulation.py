@@ -59,6 +59,8 @@ class Simulation:
         self.leases = dict.fromkeys(jobs.types, plan.lease_seconds)
         self.due: float = 0  # rows that are due, at most
         self.unsure = False  # rows were given a run_at that nobody here knows
+        self.next_id: int | None = None  # of the next job that is enqueued, where that is known
+        self.alone: tuple[int, dict, int] | None = None  # a job that came when none was due, and when: the only one yet
         self.looking: int | None = None  # the instant of the look that is to come
         self.away_until = self.no_reap_until = 0  # the database is out of reach; the reaper waits
         self.dead_loops: set[str] = set()
@@ -134,13 +136,22 @@ class Simulation:
             self.push(self.away_until, ARRIVE, self.enqueue, jobs)
             return
         if len(jobs) == 1:
-            self.line.presume([(None, 0)])
-            self.queue.enqueue(**jobs[0])
+            self._enqueue_one(jobs[0])
         else:
             self.queue.enqueue_many(jobs)
+            self.next_id = self.alone = None
         self.open += len(jobs)
         self.due += len(jobs)
         self.stir()
+
+    def _enqueue_one(self, job: dict) -> None:
+        if self.next_id is None:
+            self.next_id = self.queue.enqueue(**job).id
+        else:
+            self.line.presume([(self.next_id, False)], id=self.next_id)
+            self.queue.enqueue(**job)
+        self.alone = (self.next_id, job, self.now) if self.due == 0 and not self.unsure else None
+        self.next_id += 1
 
     # ------------------------------------------------------------ claims
 
@@ -165,6 +176,8 @@ class Simulation:
         for worker in self._lookers():
             if self.due <= 0:
                 break
+            if self.alone and self.due == 1 and not self.unsure and not worker.cut:
+                self._presume_claim(worker, *self.alone)
             self._claim(worker)
         if self.due > 0 and self.idle:
             self._look_at(min(self._can_look_at(worker, self.now + 1) for worker in self.idle))
@@ -183,8 +196,15 @@ class Simulation:
         earliest = max(earliest, worker.back)
         return _on_grid(earliest, self.poll, self.poll_phases[worker.place]) if self.poll else earliest
 
+    def _presume_claim(self, worker: SimWorker, id: int, job: dict, came: int) -> None:
+        """One job is due, and which is known: nothing is chosen here. At the end of an instant, so that all that it
+        made due is counted."""
+        due, until = BEGINNING + came * MICROSECOND, BEGINNING + self.now * MICROSECOND + self.lease * MICROSECOND
+        self.line.presume([(id, job["type"], job["payload"], worker.owner, 1, 1, 0, until, None, due)], id=id)
+
     def _claim(self, worker: SimWorker) -> None:
         """For the free slots. What comes back tells how much is due at most."""
+        self.alone = None
         free = min(worker.free, BATCH)
         _, claim = self.queue.exchange([], worker.owner, leases=self.leases, slots=free)
         if len(claim) < min(free, self.due) < inf:
@@ -416,6 +436,7 @@ class Simulation:
             self.push(self.away_until, LOOP, self._tick)
             return
         ticked = self.schedules.tick()
+        self.next_id = self.alone = None
         self.open += sum(job.created for job in ticked.jobs)
         self.stir(unsure=True)
         self._next_tick()

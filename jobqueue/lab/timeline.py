@@ -2,8 +2,9 @@
 
     line.at(1_500_000)                  # from here on it is 1.5 s after the beginning; sent with the next statement
     line.presume([(7,)], missed)        # the next statement is taken to answer so, and waits for company
+    line.presume([(8, "mail")], id=8)   # and here it must: one row that begins with 8
     queue.complete(lease)
-    line.flush()                        # missed() is called where the answer had no row after all
+    line.flush()                        # missed() is called where the answer had no row; another one is an error
 
 A queue on it is the real one: `Queue(line)` sends its own statements, and the server works at what waits while the
 simulation goes on; one round trip ends it all. What else psycopg offers works as ever, after a flush. Statements that
@@ -16,6 +17,7 @@ import psycopg
 from psycopg import pq
 from psycopg.rows import tuple_row
 
+from ..errors import JobQueueError
 from .clock import BEGINNING, SQL
 from .wire import Told, Wire, checked
 
@@ -29,7 +31,7 @@ class Timeline(Wire):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._presumed = None
-        self._waiting: list = []  # what to do where a statement that was sent has no row; empty: no pipeline is open
+        self._waiting: list = []  # what looks at the answer of each statement sent; empty: no pipeline is open
         self._clock = None  # to be sent before the next statement
 
     @classmethod
@@ -46,9 +48,10 @@ class Timeline(Wire):
     def at(self, microseconds: int) -> None:
         self._clock = microseconds
 
-    def presume(self, rows: list[tuple], missed=None) -> None:
-        """The next statement is answered with these rows; missed() is called if the database has none for it."""
-        self._presumed = (rows, missed)
+    def presume(self, rows: list[tuple], missed=None, id: int | None = None) -> None:
+        """The next statement is answered with these rows; missed() is called if the database has none for it. With
+        `id` reading its answer raises JobQueueError, unless that is one row that begins with it."""
+        self._presumed = (rows, _only(id) if id is not None else missed and _unless_there(missed))
 
     def flush(self) -> None:
         """Sends what waits, the clock too, and reads the answers."""
@@ -85,8 +88,8 @@ class Timeline(Wire):
         if self._presumed is None:
             self._send(query, params, None)
             return self._exchange()
-        (rows, missed), self._presumed = self._presumed, None
-        self._send(query, params, missed)
+        (rows, check), self._presumed = self._presumed, None
+        self._send(query, params, check)
         if len(self._waiting) < _MOST_WAITING:
             self.pgconn.flush()
         else:
@@ -98,12 +101,12 @@ class Timeline(Wire):
             instant, self._clock = BEGINNING + timedelta(microseconds=self._clock), None
             self._send(_SET_CLOCK, {"instant": instant.isoformat()}, None)
 
-    def _send(self, query: str, params, missed) -> None:
+    def _send(self, query: str, params, check) -> None:
         name, given = self.prepared(query, params)
         if not self._waiting:
             self.pgconn.enter_pipeline_mode()
         self.pgconn.send_query_prepared(name, given)
-        self._waiting.append(missed)
+        self._waiting.append(check)
 
     def _exchange(self) -> list[tuple]:
         """Ends what was sent; the rows of the last statement."""
@@ -113,10 +116,23 @@ class Timeline(Wire):
         results = [checked(result) for result in self.answers(len(waiting))]
         self.adapt.set_pgresult(results[-1])
         rows = self.adapt.load_rows(0, results[-1].ntuples, tuple)
-        for missed, result in zip(waiting, results, strict=True):
-            if missed is not None and not result.ntuples:
-                missed()
+        for check, result in zip(waiting, results, strict=True):
+            if check is not None:
+                check(result)
         return rows
+
+
+def _unless_there(missed):
+    return lambda result: None if result.ntuples else missed()
+
+
+def _only(id: int):
+    def check(result) -> None:
+        found = [int(result.get_value(row, 0)) for row in range(result.ntuples)]
+        if found != [id]:
+            raise JobQueueError(f"job {id} was presumed, and the database answers {found}: not credible")
+
+    return check
 
 
 class _Idle(psycopg.ConnectionInfo):

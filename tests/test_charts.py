@@ -490,7 +490,7 @@ TITLES = {
     "independent failures would give 6.40%",
     "dead letters": "70 dead letters, 10 of them by cause 0",
     "running by type": "At most 8 running at once; mail peaked at 5",
-    "lease expirations": "70 leases lost in 2 h, 35 an hour; the worst 5 min had 5",
+    "lease expirations": "70 leases lost in 2 h, 35 an hour; at most 5 within 5 min",
     "missed slots": "6 slots of 1 schedule missed: 3 misfire, 3 overlap",
     "slot ledger": "6 slots fired, 0 missed across the change of Europe/Berlin, 60 min back at 2026-10-25 01:00 UTC",
     "a week": "Highest queue age (s): 23.5 on Mon at 21:00; lowest: 0.5 on Mon at 22:00",

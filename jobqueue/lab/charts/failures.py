@@ -151,7 +151,7 @@ def lease_expirations(lost, faults=None, *, until_seconds=None, **about):
     counts, _ = np.histogram(times, bins=edges)
     said = f"{style.count(len(times), 'lease')} lost in {style.duration(end)}, {len(times) / end * 3600:,.3g} an hour"
     finding = (
-        f"{said}; the worst {style.duration(width)} had {style.count(spans.densest(times, width)[0])}"
+        f"{said}; at most {style.count(spans.densest(times, width)[0])} within {style.duration(width)}"
         if len(times)
         else "No lease was lost"
     )

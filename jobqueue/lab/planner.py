@@ -279,7 +279,8 @@ def _lease(trials: _Trials, workers: int) -> tuple[Recommendation, Recommendatio
             _lost_by_stalls(trials, lease, beat),
             expiry,
             "exp(−lease/m)·(m/h)·(exp(h/m) − 1) for exponential stalls of mean m, heartbeats every h",
-            f"a third of the lease: two in a row may be lost; {renewals:,.3g} renewals a second at most.",
+            f"a third of the lease at most: two in a row may be lost (the shipped worker renews from a fifth on, by "
+            f"itself); {renewals:,.3g} renewals a second at most.",
         ),
     )
 

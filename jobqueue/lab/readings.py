@@ -86,6 +86,7 @@ def _held(churned: pd.DataFrame) -> Iterator[str]:
 
 
 def _others(others: pd.DataFrame) -> Iterator[str]:
+    others = others[~others["name"].str.startswith("pgfloor")]  # pgbench, no queue
     best, worst = others.loc[others["drain_1"].idxmax()], others.loc[others["drain_1"].idxmin()]
     yield (
         f"queues of this kind drain {count(worst['drain_1'])} ({worst['name']}) to {count(best['drain_1'])} "

@@ -293,10 +293,11 @@ def day_of_effects(run: sim.Run) -> pd.DataFrame:
     """A row a destination, from a run with effects=True: what it took in of all that was sent, one key a job."""
     done = run.attempts[run.attempts["outcome"] == "done"]
     late = run.refused[run.refused["verb"] == "complete"]
-    ends = [*zip(done["ended"], done["job_id"], done["epoch"], strict=True),
-            *zip(late["time_seconds"], late["job_id"], late["epoch"], strict=True)]  # fmt: skip
     times = run.effects[run.effects["destination"] == "outside"].value_counts(["job_id", "epoch"])
-    sent = [(at, 1, job, epoch) for at, job, epoch in ends for _ in range(times[job, epoch])]  # twice: a lost reply
+    ends = [*((at, job, epoch) for at, job, epoch in zip(done["ended"], done["job_id"], done["epoch"], strict=True)
+              for _ in range(times[job, epoch])),  # twice: the reply was lost
+            *zip(late["time_seconds"], late["job_id"], late["epoch"], strict=True)]  # fmt: skip
+    sent = [(at, 1, job, epoch) for at, job, epoch in ends]
     claims = zip(run.attempts["started"], [0] * len(run.attempts), run.attempts["job_id"], run.attempts["epoch"],
                  strict=True)  # fmt: skip
     events = sorted([*sent, *claims])

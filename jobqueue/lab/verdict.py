@@ -180,7 +180,8 @@ def _no_reason(missed: float | None, near: pd.Series, row: pd.Series) -> tuple[s
         others = row["processors_busy"] - row["processors_used"]
         said = f"the processors are {row['processors_busy']:.0%} busy, {others:.0%} with what is not this load"
         return said, "the machine: measure where nothing else runs"
-    said = f"no limit was reached; the nearest, {WORDS[str(near.idxmax())]}, was at {near.max():.0%} of its own"
+    share = f"{min(near.max(), 0.99):.0%}"  # what was not reached never reads 100 %
+    said = f"no limit was reached; the nearest, {WORDS[str(near.idxmax())]}, was at {share} of its own"
     return said, "look at `waits`, and at what else this machine does"
 
 

@@ -91,8 +91,8 @@ def slot_ledger(slots, timezone, **about):
 
 
 @style.applied()
-def week(samples, value, *, label=None, timezone="UTC", **about):
-    """A value by weekday and hour, the mean of each cell. `samples`: at (aware instants) and the column `value`.
+def week(samples, value, *, label=None, timezone="UTC", of="mean", **about):
+    """A value by weekday and hour. `samples`: at (aware instants) and the column `value`; of: mean or max, of a cell.
 
     The scale has fixed steps of 1, 2 and 5, so that two weeks compare; an hour without a sample stays empty.
     """
@@ -100,8 +100,9 @@ def week(samples, value, *, label=None, timezone="UTC", **about):
     grid = np.full((7, 24), np.nan)
     if len(samples):
         at = _utc(samples["at"], "week").dt.tz_convert(ZoneInfo(timezone))
-        for (day, hour), mean in samples[value].astype(float).groupby([at.dt.day_of_week, at.dt.hour]).mean().items():
-            grid[day, hour] = mean
+        cells = samples[value].astype(float).groupby([at.dt.day_of_week, at.dt.hour])
+        for (day, hour), found in cells.agg(of).items():
+            grid[day, hour] = found
     label = label or value.replace("_", " ")
     figure, (ax,) = style.sheet(_week_finding(grid, label), [2.5], {"timezone": timezone, **about}, right=1.5)
     ax.set_yticks(range(7), _DAYS)
@@ -137,12 +138,15 @@ def _cells(figure, ax, grid, label):
 def _week_finding(grid, label):
     if np.isnan(grid).all():
         return "No samples"
-    day, hour = np.unravel_index(np.nanargmax(grid), grid.shape)
-    quiet = np.unravel_index(np.nanargmin(grid), grid.shape)
-    return (
-        f"Highest {label}: {grid[day, hour]:,.3g} on {_DAYS[day]} at {hour:02}:00; "
-        f"lowest: {grid[quiet]:,.3g} on {_DAYS[quiet[0]]} at {quiet[1]:02}:00"
-    )
+    low = np.nanmin(grid)
+    quiet, shared = np.unravel_index(np.nanargmin(grid), grid.shape), int((grid == low).sum())
+    when = f"on {_hour(quiet)}" if shared == 1 else f"in {shared} hours"
+    return f"Highest {label}: {np.nanmax(grid):,.3g} on {_hour(np.unravel_index(np.nanargmax(grid), grid.shape))}; " \
+           f"lowest: {low:,.3g} {when}"
+
+
+def _hour(cell):
+    return f"{_DAYS[cell[0]]} at {cell[1]:02}:00"
 
 
 def _schedules(frame):

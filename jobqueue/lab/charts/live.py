@@ -343,7 +343,8 @@ def _counts_finding(ages):
     left = last["ready"] + last["running"] + last["waiting_retry"]
     return (
         f"{style.count(last['done'], 'job')} done, {style.count(last['dead'])} dead, {style.count(left)} still open; "
-        f"at most {style.count(ages['ready'].max())} ready at a sample"
+        f"at most {style.count(ages['ready'].max())} ready and {style.count(ages['waiting_retry'].max())} waiting for "
+        "a retry at a sample"
     )
 
 

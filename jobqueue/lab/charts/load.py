@@ -130,7 +130,7 @@ def _waits_finding(waits):
     words = {"processor": "on a processor", "commit": "waiting for a commit", "lock": "waiting for a lock",
              "disk": "waiting for the disk", "other": "waiting for something else"}  # fmt: skip
     top = str(shares.idxmax())
-    return f"At the highest rate {shares[top]:.0%} of the sessions' time is spent {words[top]}"
+    return f"At the highest rate sessions that are at work spend {shares[top]:.0%} of their time {words[top]}"
 
 
 @style.applied()
@@ -152,7 +152,7 @@ def load_costs(steps, **about):
         if values.notna().any():
             cpu.plot(steps["offered"], values, color=colour, ls=dash, marker=marker, ms=5, lw=1.3, label=word)
             ends.append((float(values.iloc[-1]), f"{word} {values.iloc[-1]:,.0f} µs", colour))
-    style.log(cpu.yaxis, "processor time", lambda value: f"{value:,.0f} µs")
+    style.log(cpu.yaxis, "processor time a job", lambda value: f"{value:,.0f} µs")
     style.end_labels(cpu, ends)
     bytes_ = steps["wal_bytes_per_job"]
     wal.plot(steps["offered"], bytes_, color=style.BLACK, marker="v", ms=5, lw=1.3, label="WAL")

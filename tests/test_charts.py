@@ -6,6 +6,8 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jobqueue import Backoff
 from jobqueue.errors import InvalidInput
@@ -302,6 +304,20 @@ def test_a_logarithmic_axis_of_durations_is_labelled_where_people_count():
 )
 def test_ticks_stand_at_steps_that_people_count_in(span, step):
     assert style.step_seconds(span) == pytest.approx(step)
+
+
+@given(st.floats(0, 1e9), st.integers(4, 9))
+def test_an_axis_of_durations_ends_at_one_of_its_ticks(value, most):
+    top = style.ceiling_seconds(value, most, 1e-3)
+    steps = top / style.step_seconds(top, most)
+    assert steps == pytest.approx(round(steps)) and steps <= most + 1e-6 and top >= value * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "top"), [(0, 5, 1), (8.7, 5, 10), (151, 6, 180), (700, 5, 900), (16_000, 6, 18_000)]
+)
+def test_an_axis_of_durations_ends_where_people_count(value, most, top):
+    assert style.ceiling_seconds(value, most) == top
 
 
 T = datetime(2026, 11, 30, 12, tzinfo=UTC)

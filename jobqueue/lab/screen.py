@@ -77,7 +77,7 @@ class Screen:
 
     def _view(self, samples, now, names, faults):
         high = max(WINDOW_SECONDS, math.ceil((now + 1) / STEP_SECONDS) * STEP_SECONDS)
-        age = style.ceiling(max((s.oldest_age_seconds for s in samples), default=0) * 1.05)
+        age = style.ceiling_seconds(max((s.oldest_age_seconds for s in samples), default=0) * 1.05, 4)
         jobs = style.ceiling(max((max(s.ready, s.running, s.waiting_retry, s.dead) for s in samples), default=0), 5)
         return (high, age, jobs, tuple(names), faults)
 

@@ -1,6 +1,7 @@
 """How every figure looks: one palette, one map from state to symbol, word and colour, one sheet of paper."""
 
 import io
+import math
 import re
 import subprocess
 import threading
@@ -289,7 +290,8 @@ def whole(most):
 def step_seconds(span, most=9):
     """The smallest step between ticks, one that people count in, with which `span` needs at most `most` of them."""
     steps = (*_SMALL_STEPS, *_STEPS)
-    return next((step for step in steps if span / step <= most), _STEPS[-1] * max(1, round(span / _STEPS[-1] / most)))
+    most *= 1 + 1e-9  # three steps of a tenth are three steps
+    return next((step for step in steps if span / step <= most), _STEPS[-1] * math.ceil(span / _STEPS[-1] / most))
 
 
 def ceiling(value, least=1.0):
@@ -300,6 +302,13 @@ def ceiling(value, least=1.0):
             if value <= m * power:
                 return m * power
         power *= 10
+
+
+def ceiling_seconds(value, most=9, least=1.0):
+    """The first tick of `seconds` at or above: an axis of durations ends at one that people count in."""
+    value = max(value, least)
+    step = step_seconds(value, most)
+    return step * math.ceil(value / step - 1e-9)
 
 
 def duration(value):

@@ -22,7 +22,7 @@ def age_against_load(points, *, servers, mean_service_seconds, **about):
     if points.empty or not shown:
         style.empty(ax, "no runs")
     else:
-        top = style.ceiling(1.05 * float(points[shown].max().max()), 1e-3)
+        top = style.ceiling_seconds(1.05 * float(points[shown].max().max()), 6, 1e-3)
         style.seconds(ax.yaxis, 0, top, "queue age", most=6)
         ax.set(ylim=(0, top), xlim=(0, 1))
         ax.set_xlabel("utilisation ρ = arrival rate × mean service ÷ workers", size=style.TEXT)

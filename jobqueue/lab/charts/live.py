@@ -118,7 +118,7 @@ def _any(times):
 
 
 def _age(ax, high, ages):
-    top = style.ceiling(1.08 * _max(ages["peak_age_seconds"]))
+    top = style.ceiling_seconds(1.08 * _max(ages["peak_age_seconds"]), 5)
     ax.set_ylim(0, top)
     style.seconds(ax.yaxis, 0, top, "queue age", most=5)
     if ages.empty:

@@ -242,7 +242,7 @@ def horizon(found, **about):
         dead.plot(rows["jobs"], rows["dead_tuples"], color=colour, ls=dash, lw=1.4, label=name)
         ends.append((float(smooth.iloc[-1]), name, colour))
         rest.append((float(rows["dead_tuples"].iloc[-1]), style.count(rows["dead_tuples"].iloc[-1]), colour))
-    top = style.ceiling(1.05 * max(float(artist.get_ydata().max()) for artist in claims.lines), 1e-3)
+    top = style.ceiling_seconds(1.05 * max(float(artist.get_ydata().max()) for artist in claims.lines), 6, 1e-3)
     style.seconds(claims.yaxis, 0, top, "claim of 100 jobs", most=6)
     claims.set_ylim(0, top)
     dead.set_ylim(0, style.ceiling(1.05 * float(found["dead_tuples"].max())))

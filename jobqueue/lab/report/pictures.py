@@ -61,7 +61,7 @@ def age_by_workers(computed, simulated, *, chosen, limit_seconds, **about):
     ax.axvline(chosen, color=style.GREY, lw=1, ls=":")
     top = max(computed["p99_age"].max(), simulated["max_age"].max(), limit_seconds)
     top = min(top, 12 * max(limit_seconds, own["max_age"], 1e-3))
-    ax.set_ylim(0, style.ceiling(top * 1.05, 1e-3))
+    ax.set_ylim(0, style.ceiling_seconds(top * 1.05, 6, 1e-3))
     ax.set_xlim(min(computed["workers"].min(), chosen) - 0.5, max(computed["workers"].max(), chosen) + 0.5)
     style.seconds(ax.yaxis, 0, ax.get_ylim()[1], "queue age", most=6)
     ax.xaxis.set_major_locator(style.whole(10))

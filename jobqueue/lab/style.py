@@ -220,7 +220,7 @@ def empty(ax, what):
 def end_labels(ax, wanted, size=SMALL, top=None):
     """Label lines at their right ends: `wanted` is [(y, text, colour)], moved apart where they would collide.
 
-    `top` is a (text, colour) that belongs to no line; it stands above them.
+    `top` is a text that belongs to no line; it stands above them, small and grey.
     """
     box = ax.get_position()
     inches = box.height * ax.figure.get_figheight()
@@ -230,17 +230,17 @@ def end_labels(ax, wanted, size=SMALL, top=None):
     high = 1 - gap / 2 - (gap if top else 0)
     places = labels.spread(at, gap, min(gap / 2, 0.5), max(high, 0.5))
     if top:
-        _end_label(ax, 1 - gap / 2, 1 - gap / 2, top[0], top[1], size)
+        _end_label(ax, 1 - gap / 2, 1 - gap / 2, top, GREY, FOOT, "normal")
     for y, place, (_, text, colour) in zip(at, places, wanted, strict=True):
         _end_label(ax, y, place, text, colour, size)
 
 
-def _end_label(ax, y, place, text, colour, size):
+def _end_label(ax, y, place, text, colour, size, weight="bold"):
     box, figure = ax.get_position(), ax.figure
     room = figure.get_figwidth() * (1 - box.x1) * 72 - 20
     line = {"arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
     ax.annotate(
-        labels.cut(text, size, room, "bold"),
+        labels.cut(text, size, room, weight),
         (1, y),
         (14, (place - y) * box.height * figure.get_figheight() * 72),
         xycoords="axes fraction",
@@ -248,7 +248,7 @@ def _end_label(ax, y, place, text, colour, size):
         va="center",
         size=size,
         color=colour,
-        weight="bold",
+        weight=weight,
         annotation_clip=False,
         arrowprops=line if y != place else None,
     )

@@ -161,7 +161,7 @@ def _counts(ax, high, ages):
         for name in shown
     ]
     done = ages["done"].iloc[-1]
-    style.end_labels(ax, ends, top=(f"{style.STATES['done'].text} {style.count(done)}", style.BLACK))
+    style.end_labels(ax, ends, top=f"not drawn: done {style.count(done)}")
     return []
 
 
@@ -322,18 +322,13 @@ def _before_any(ages, faults):
 
 
 def _before(faults, peak):
-    """The fault that lasted longest at the peak, else the last one before it: not proven to be its cause."""
-    earlier = [s for s in fault.spells(faults, peak) if s.start <= peak]
-    lasting = [s for s in earlier if s.end is not None and s.end >= peak]
-    if not earlier:
-        return ""
-    s = min(lasting, key=lambda s: s.start) if lasting else earlier[-1]
-    what = f"fault {s.number} ({s.mark.word or style.name(s.kind)} {style.name(s.target, 14)}".strip() + ")"
-    return (
-        f", {style.duration(peak - s.start)} into {what}"
-        if lasting
-        else f", {style.duration(peak - s.start)} after {what}"
-    )
+    """The fault that lasted at the peak, or how many did. One that was over is left out: nothing ties the two."""
+    lasting = [s for s in fault.spells(faults, peak) if s.start <= peak and s.end is not None and s.end >= peak]
+    if len(lasting) != 1:
+        return f" while {style.count(len(lasting), 'fault')} lasted" if lasting else ""
+    (s,) = lasting
+    what = f"{s.mark.word or style.name(s.kind)} {style.name(s.target, 14)}".strip()
+    return f" while fault {s.number} ({what}) lasted"
 
 
 def _counts_finding(ages):

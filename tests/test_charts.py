@@ -470,6 +470,7 @@ MORE = {
     "contention": lambda: charts.contention(runs(), **ABOUT),
     "age against load": lambda: charts.age_against_load(loads(), servers=4, mean_service_seconds=3.0, **ABOUT),
     "lease length": lambda: charts.lease_length(recoveries(), EXPIRIES, mean_freeze_seconds=10.0),
+    "lease length with a choice": lambda: charts.lease_length(recoveries(), EXPIRIES, chosen=10.0, **ABOUT),
     "lease length of one": lambda: charts.lease_length(recoveries().head(40), None),
     "attempts to death": lambda: charts.attempts_to_death(FINISHED, failure=0.4, max_attempts=3, **ABOUT),
     "dead letters": lambda: charts.dead_letters(DEAD, FAULTS, **ABOUT),
@@ -552,6 +553,26 @@ def test_a_policy_that_is_not_explained_is_refused():
 def test_causes_beyond_the_fifth_are_added_up_and_announced():
     said = texts(MORE["dead letters"]())
     assert "Note: 3 more are added up as other" in said and "30 other" in said
+
+
+def test_jobs_that_have_no_bar_are_counted():
+    more = pd.DataFrame({"status": ["ready", "running", "cancelled", "done"], "attempts": [0, 1, 1, 41]})
+    said = texts(charts.attempts_to_death(pd.concat([FINISHED, more])))
+    assert "Note: not drawn: 2 jobs still open, 1 job cancelled, 1 job with more than 40 attempts" in said
+
+
+def test_a_herd_of_few_jobs_says_how_far_it_strays_from_theory():
+    said = texts(charts.retry_herd(delays([1], 250)))
+    assert any(text.endswith("theory: of very many jobs, with 250 a bin strays by some 20%") for text in said)
+
+
+def test_the_chosen_lease_is_marked_in_both_panels():
+    figure = charts.lease_length(recoveries(), EXPIRIES, chosen=10.0)
+    assert [list(line.get_xdata()) for ax in figure.axes for line in ax.lines if line.get_label() == "chosen"] == [
+        [10.0, 10.0],
+        [10.0, 10.0],
+    ]
+    assert any(text.endswith("dotted: the choice") for text in texts(figure))
 
 
 def test_the_hour_that_comes_twice_is_shown_twice_on_the_wall_clock():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -216,6 +217,41 @@ def test_jobs_that_outlast_their_attempts_are_counted_as_dead(review):
     needed = pd.DataFrame({"attempts": [2, 500], "jobs": [90, 10]})
     one = changed(review, "retries", {"needed": needed})["attempts"]
     assert "Of 100 jobs" in one.sentence and "10 would end dead" in one.sentence and one.met is False
+
+
+def test_the_lease_of_the_plan_is_simulated_to_the_last_digit(monkeypatch):
+    asked, lease = [], 177.0 / 7
+    for name in ("killed", "frozen"):
+        monkeypatch.setattr(making.studies, name, lambda leases, **_: asked.append(leases))
+    bench = SimpleNamespace(plan={"lease_seconds": lease}, dsn="", stored=lambda *_: None,
+                            inputs=report.Inputs(load(), "morning", 7, report.planner.Targets()))  # fmt: skip
+    making._lease(bench)
+    assert asked == [[3.161, 6.321, 12.643, lease, 50.571]] * 2
+
+
+def test_the_herd_names_the_figures_of_its_decision(review):
+    asked = next(one for one in review.decisions if one.subject == "backoff")
+    caption = review.figure("retry-herd").caption
+    assert all(words in caption for words in (asked.measured, asked.formula, asked.target))
+
+
+def test_running_jobs_of_one_type_are_not_drawn_again(review):
+    day = review.found["day"]
+    mails = day["running"][day["running"]["type"] == "mail"]
+    alone = review.found | {"day": dataclasses.replace(day, frames=day.frames | {"running": mails})}
+    make = dict(figures._MAKERS)["running-by-type"]
+    assert make(alone, None) is None and make(review.found, None)
+    less = dataclasses.replace(review, figures=[x for x in review.figures if x.slug != "running-by-type"])
+    assert "running-by-type" not in [getattr(block, "slug", "") for block in document.blocks(less)]
+
+
+@pytest.mark.parametrize(("borne", "words"), [(500.0, "0.80% of 500"), (0.0, "and nothing is borne")])
+def test_what_a_logarithmic_axis_shows_is_a_dot_and_no_bar(borne, words):
+    rates = [("on average", 0.5, "needed"), ("in the busiest minute", 4.0, "needed"), ("sustained", borne, "borne")]
+    sheet = figures.pictures.needed_rate(pd.DataFrame(rates, columns=["what", "per_second", "kind"]))
+    (ax,) = sheet.axes
+    assert (len(ax.patches), [line.get_marker() for line in ax.lines]) == (0, ["o", "o", "s"])
+    assert sheet.finding.endswith(words) and labels.clashes(sheet) == []
 
 
 def test_targets_that_are_missed_head_the_summary(review):

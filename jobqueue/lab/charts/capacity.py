@@ -57,11 +57,14 @@ def _age_finding(points, shown, servers, service):
 
 
 @style.applied()
-def lease_length(recoveries, expiries, *, heartbeats=3, reap_seconds=1.0, mean_freeze_seconds=None, **about):
+def lease_length(
+    recoveries, expiries, *, heartbeats=3, reap_seconds=1.0, mean_freeze_seconds=None, chosen=None, **about
+):
     """What a longer lease costs and buys: time from a kill to ready again, and leases lost by workers that still lived.
 
     `recoveries`: lease_seconds, recovery_seconds, a row a kill. `expiries`: lease_seconds, freezes, expired.
-    `heartbeats` is how many fall into a lease; `mean_freeze_seconds`, where freezes are exponential, draws theory.
+    `heartbeats` is how many fall into a lease; `mean_freeze_seconds`, where freezes are exponential, draws theory;
+    `chosen`, in seconds, is the lease to be marked.
     """
     recoveries = frames.columns(recoveries, "lease_length", "lease_seconds", "recovery_seconds")
     expiries = frames.columns(expiries, "lease_length", "lease_seconds", "freezes", "expired")
@@ -78,12 +81,13 @@ def lease_length(recoveries, expiries, *, heartbeats=3, reap_seconds=1.0, mean_f
         _expiry(axes[1], expiries, heartbeats, mean_freeze_seconds)
         style.log(axes[1].xaxis, "lease", style.duration)
         axes[1].xaxis.set_minor_locator(style.nowhere)
+        for ax in axes if chosen else ():
+            ax.axvline(chosen, color=style.GREY, lw=1, ls=":", label="chosen")
     else:
         style.empty(axes[0], "no kills")
         style.empty(axes[1], "no freezes")
-    style.note(
-        figure, [], "band and lines: what the lengths of lease, heartbeat and reaper period allow; dots: measured"
-    )
+    legend = "band and lines: what the lengths of lease, heartbeat and reaper period allow; dots: measured"
+    style.note(figure, [], f"{legend}; dotted: the choice" if chosen else legend)
     return figure
 
 
@@ -101,11 +105,8 @@ def _recovery(ax, recoveries, heartbeats, reap_seconds):
         colour = style.QUANTILES[name][0]
         ax.plot(values.index, values, ls="none", marker=_MARKERS[name], color=colour, label=name, **over)
     style.log(ax.yaxis, "kill to ready again", style.duration)
-    ends = [
-        (high[-1] if n == "max" else v.iloc[-1], f"{n} {style.duration(v.iloc[-1])}", style.QUANTILES[n][0])
-        for n, v in stats.items()
-    ]
-    style.end_labels(ax, [(mean[-1], "mean, closed form", style.BLUE), *ends][::-1])
+    ends = [(v.iloc[-1], f"{n} {style.duration(v.iloc[-1])}", style.QUANTILES[n][0]) for n, v in stats.items()]
+    style.end_labels(ax, [(mean[-1], "mean, closed form", style.BLUE), *ends])
     return None
 
 

@@ -25,8 +25,11 @@ def attempts_to_death(jobs, *, failure=None, max_attempts=None, **about):
         style.empty(ax, "no finished jobs")
     else:
         _death_bars(ax, ended, failure, max_attempts)
-    late = int((ended["attempts"] > _LAST).sum())
-    style.note(figure, [f"{style.count(late, 'job')} with more than {_LAST} attempts not drawn"] if late else [])
+    late, cancelled = int((ended["attempts"] > _LAST).sum()), int((jobs["status"] == "cancelled").sum())
+    left = {"still open": len(jobs) - len(ended) - cancelled, "cancelled": cancelled,
+            f"with more than {_LAST} attempts": late}  # fmt: skip
+    said = ", ".join(f"{style.count(n, 'job')} {words}" for words, n in left.items() if n)
+    style.note(figure, [f"not drawn: {said}"] if said else [])
     return figure
 
 

@@ -97,7 +97,11 @@ def retry_herd(retries, **about):
         style.empty(axes[0], "no retries")
     axes[-1].set_xlim(0, high * 1.04)
     style.seconds(axes[-1].xaxis, 0, high, "time since the failure")
-    style.note(figure, [], f"rates in {BINS} bins over each policy's own range of delays")
+    legend = f"rates in {BINS} bins over each policy's own range of delays"
+    if names:
+        few = retries["policy"].value_counts().min()
+        legend += f"; theory: of very many jobs, with {few:,} a bin strays by some {math.sqrt(BINS / few):.0%}"
+    style.note(figure, [], legend)
     return figure
 
 

@@ -17,7 +17,7 @@ from .runs import Stored
 d, n = style.duration, style.count
 SECONDS_A_DAY = 86_400
 FAULTS = {"kill": "{} killed", "pause": "{} frozen", "outage": "{} out of reach",
-          "down": "{} jobs cut off from what they need"}  # fmt: skip
+          "down": "jobs of type {} cut off from what they need"}  # fmt: skip
 CUT = 0.1  # of the span: a job longer than that makes the beginning of a history count
 
 
@@ -137,7 +137,7 @@ def _day(review: Review) -> list[Block]:
             f"cost time. The run with faults uses the recommended lease."
         ))  # fmt: skip
     frame = run["waits"].rename(columns=_spoken)
-    return [*parts, review.figure("queue-age"), review.figure("counts"), review.figure("running-by-type"),
+    return [*parts, review.figure("queue-age"), review.figure("counts"), *review.drawn("running-by-type"),
             Table("Waits by type in seconds: the last attempt's, from due to begun", frame, (),
                   [name for name in frame.columns if name != "type"], "waits-by-type")]  # fmt: skip
 

@@ -90,8 +90,11 @@ def _counts(found, _) -> Drawn:
 
 
 @figure("running-by-type")
-def _running(found, _) -> Drawn:
+def _running(found, _) -> Drawn | None:
+    """Of one type it would be the running jobs of the figure before, again."""
     run, about = found["day"], _day_about(found)
+    if run["running"]["type"].nunique() < 2:
+        return None
     caption = "Running jobs by type over the same run: which type holds the workers when age rises."
     return charts.running_by_type(run["running"], **about), caption, {"running": run["running"]}, about
 
@@ -137,13 +140,13 @@ def _dead(found, _) -> Drawn | None:
 
 @figure("lease-length")
 def _lease(found, _) -> Drawn:
-    run, told = found["lease"], found["lease"].parameters
-    about = {"lease_chosen": style.duration(run.figures["lease"]), **run.about}
+    run, told, chosen = found["lease"], found["lease"].parameters, _chosen(found)["lease_seconds"]
+    about = {"lease_chosen": style.duration(chosen), **run.about}
     sheet = charts.lease_length(run["recoveries"], run["expiries"], reap_seconds=told["reap_seconds"],
-                                mean_freeze_seconds=told["mean_freeze_seconds"], **about)  # fmt: skip
+                                mean_freeze_seconds=told["mean_freeze_seconds"], chosen=chosen, **about)  # fmt: skip
     caption = (
         f"What a longer lease costs, the time until a killed worker's job is ready again, and what it buys, fewer "
-        f"leases lost to mere stalls. Chosen: {style.duration(run.figures['lease'])}."
+        f"leases lost to mere stalls. Chosen: {style.duration(chosen)}."
     )
     return sheet, caption, {"recoveries": run["recoveries"], "expiries": run["expiries"]}, about
 
@@ -171,13 +174,16 @@ def _delays(found, _) -> Drawn:
 
 
 @figure("retry-herd")
-def _herd(found, _) -> Drawn:
+def _herd(found, bears) -> Drawn:
     run, backoff = found["retries"], _chosen(found)["backoff"]
     about = {"jobs": run.parameters["jobs"], "base_seconds": backoff.base_seconds, **run.about}
+    asked = next(one for one in decisions.decide(found, bears) if one.subject == "backoff")
     caption = (
         f"When {run.parameters['jobs']} jobs that failed at one instant come back, by jitter, for a constant base of "
         f"{style.duration(backoff.base_seconds)}. The index is peak rate × mean delay ÷ jobs: the lower, the flatter. "
-        "It shows the shapes; the rates of the decision are those of a herd as large as the planner's workers, scaled."
+        f"It shows the shapes. Theory is of very many jobs: a bin of so few strays from it. The decision is on another "
+        f"herd, a job for each of {style.count(_chosen(found)['workers'], 'worker')}: {asked.measured} at most, "
+        f"{asked.formula} by formula, target {asked.target}."
     )
     return charts.retry_herd(run["herd"], **about), caption, {"herd": run["herd"]}, about
 

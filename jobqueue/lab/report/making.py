@@ -353,7 +353,7 @@ def fault_plan(work: Workload, processes: int, slots: int, plan: dict, targets: 
 
 def _lease(bench: Bench) -> Stored:
     lease, freeze = bench.plan["lease_seconds"], bench.inputs.targets.freeze_seconds
-    leases = sorted({round(max(0.3, lease * share), 3) for share in (0.125, 0.25, 0.5, 1, 2)})
+    leases = sorted({lease, *(round(max(0.3, lease * share), 3) for share in (0.125, 0.25, 0.5, 2))})
     given = {"workers": KILLED, "reap_seconds": 1.0, "seed": bench.inputs.seed, "dsn": bench.dsn}
     killed = studies.killed(leases, **given)
     frozen = studies.frozen(leases, **given | {"workers": 2 * KILLED}, mean_freeze_seconds=freeze)

@@ -150,18 +150,18 @@ def needed_rate(rates, **about):
     rates = frames.columns(rates, "needed_rate", "what", "per_second", "kind")
     needed = rates.loc[rates["kind"] == "needed", "per_second"].max()
     borne = rates.loc[rates["kind"] == "borne", "per_second"].max()
-    finding = f"The busiest minute asks for {amount(needed)} jobs a second, {needed / borne:.2%} of {amount(borne)}"
+    share = f"{needed / borne:.2%} of {amount(borne)}" if borne else "and nothing is borne"
+    finding = f"The busiest minute asks for {amount(needed)} jobs a second, {share}"
     figure, (ax,) = style.sheet(finding, [0.36 * len(rates) + 0.3], about, left=3.0)
-    low = 10 ** np.floor(np.log10(max(rates["per_second"].min(), 1e-4) / 2))
+    low = 10 ** np.floor(np.log10(rates["per_second"][rates["per_second"] > 0].min() / 2))
     for place, row in enumerate(rates.itertuples()):
-        colour = style.BLUE if row.kind == "needed" else style.BLACK
-        ax.barh(place, row.per_second - low, left=low, height=0.6, facecolor=style.tint(colour), edgecolor=colour,
-                hatch=None if row.kind == "needed" else "///", lw=0.9)  # fmt: skip
-        ax.annotate(amount(row.per_second), (row.per_second, place), (5, 0), textcoords="offset points",
+        colour, marker = (style.BLUE, "o") if row.kind == "needed" else (style.BLACK, "s")
+        at = max(row.per_second, low)
+        ax.plot(at, place, ls="none", marker=marker, ms=7, color=colour, clip_on=False, label=row.kind)
+        ax.annotate(amount(row.per_second), (at, place), (8, 0), textcoords="offset points",
                     va="center", size=style.SMALL)  # fmt: skip
     ax.set_yticks(range(len(rates)), [labels.cut(text, style.SMALL, 195) for text in rates["what"]])
     ax.set(ylim=(len(rates) - 0.5, -0.5), xlim=(low, rates["per_second"].max() * 4))
-    ax.grid(False, axis="y")
     style.log(ax.xaxis, "jobs per second", lambda value: f"{value:,g}")
-    style.note(figure, [], "plain: needed; hatched: what decides")
+    style.note(figure, [], "circles: needed; square: what decides; logarithmic axis, it has no zero")
     return figure

@@ -63,6 +63,12 @@ def test_a_number_and_its_unit_stay_on_one_line():
     assert lines == ["stayed under", "3.75 s from", "12 min later on"]
 
 
+@pytest.mark.parametrize("sign", "×≤≥<>±")
+def test_a_sign_and_its_number_stay_on_one_line(sign):
+    room = labels.width(f"against that with held: {sign}", 9) + 1
+    assert labels.wrap(f"against that with held: {sign} 1.23", 9, room) == ["against that with held:", f"{sign} 1.23"]
+
+
 @pytest.mark.parametrize("text", ["short", "x" * 400])
 def test_a_cut_text_fits_its_room(text):
     assert labels.width(labels.cut(text, 9, 120), 9) <= 120

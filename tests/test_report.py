@@ -310,6 +310,13 @@ def test_evidence_is_read_from_what_the_commands_have_written(review, tmp_path):
     assert found["campaign"].source == f"a.json, sha256 {digest}"
 
 
+def test_the_depths_of_a_search_read_as_a_choice(review):
+    one = review.found["explorer"]["coverage"].head(1)
+    two = pd.concat([one.assign(depth=4), one.assign(depth=3)])
+    said = [evidence._covered(families)[1] for families in (one.assign(depth=3), two)]
+    assert ["of up to 3 actions" in said[0], "of up to 3 or 4 actions" in said[1]] == [True, True]
+
+
 def test_a_broken_promise_is_said_aloud(review, tmp_path):
     broken = CAMPAIGN | {"broken": {"no job is lost": [17]}}
     assert (found := pieces(review, tmp_path, a=broken)["campaign"]).verdict == "BROKEN"

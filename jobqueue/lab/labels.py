@@ -9,7 +9,8 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ft2font import LoadFlags
 from matplotlib.text import Text
 
-_UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|min|h|d|%)(?!\w))")  # a number and its unit stay on one line
+# A number stays on one line with its unit, and with the sign before it.
+_UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|min|h|d|%)(?!\w))|(?<=[×≤≥<>±]) (?=\d)")
 
 
 def spread(wanted, gap, low, high):

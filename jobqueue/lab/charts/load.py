@@ -295,15 +295,22 @@ def peers(found, *, unit="jobs a second", **about):
         text.set_weight("bold" if ours else "normal")
     ax.set_ylim(-0.6, len(found) - 0.4)
     style.log(ax.xaxis, f"drained ({unit})", lambda value: f"{value:,.0f}")
-    style.note(figure, [], "filled circle: one worker process; open square: two")
+    legend = "filled circle: one worker process; open square: two"
+    if _floors(found).any():
+        legend += "; pgfloor is no queue: pgbench sends the least that PostgreSQL needs for the same rows"
+    style.note(figure, [], legend)
     return figure
 
 
 def _peers_finding(found):
     mine, others = found[found["ours"].astype(bool)], found[~found["ours"].astype(bool)]
-    others = others[~others["name"].str.startswith("pgfloor")]
+    others = others[~_floors(others)]
     if mine.empty or others.empty:
         return "How fast queues on PostgreSQL drain"
     best, own = others.loc[others["drain_1"].idxmax()], mine.iloc[-1]
     return (f"One worker of {own['name']} drains {own['drain_1']:,.0f} jobs a second, "
-            f"{own['drain_1'] / best['drain_1']:.2f} times {best['name']}, the fastest other")  # fmt: skip
+            f"{own['drain_1'] / best['drain_1']:.2f} times {best['name']}, the fastest other queue")  # fmt: skip
+
+
+def _floors(found):
+    return found["name"].str.startswith("pgfloor")

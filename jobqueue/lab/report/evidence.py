@@ -117,7 +117,7 @@ def _covered(families: pd.DataFrame) -> tuple[str, str]:
     """(verdict, what the searches covered); one that did not come to its end proves nothing, and breaks nothing."""
     broken = families.loc[families["violation"] != "none", "violation"]
     cut = families.loc[~families["complete"] & (families["violation"] == "none"), "scenario"]
-    depths = " to ".join(map(str, sorted({families["depth"].min(), families["depth"].max()})))
+    depths = " or ".join(map(str, sorted(families["depth"].unique())))
     ends = [f"broken: {', '.join(broken)}"] * (len(broken) > 0) + [f"not ended: {', '.join(cut)}"] * (len(cut) > 0)
     return "BROKEN" if len(broken) else "cut short" if len(cut) else "held", (
         f"{style.count(families['transitions'].sum(), 'call')} in every order of up to {depths} actions over "

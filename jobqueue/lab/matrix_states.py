@@ -167,7 +167,7 @@ def _given_back(drive: Drive):
     "loss is the one that kills its worker: pause its type.",
     "team of the handler",
     "Jobs of other types die beside it: give its type a worker of its own (slots of one worker share their "
-    "process's fate: 2 of 1,081 healthy jobs died beside a poison job with 8 slots).",
+    "process's fate; notebook 06 counts who dies with it).",
 )
 def _together(drive: Drive):
     for type in ("mail", "poison"):

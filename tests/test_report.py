@@ -113,6 +113,26 @@ def test_a_hostile_title_is_text(review):
     assert "&lt;script&gt;x&lt;/script&gt; &amp; $y" in page and "<script" not in page
 
 
+def test_a_long_name_of_a_cell_breaks_after_its_parts_and_a_short_one_not_at_all():
+    told = ["idle_in_transaction_session_timeout", "run_at", "data/runs/evidence/load.json", "<b>&" + "x" * 36, 0.1]
+    block = document.Table("t", pd.DataFrame({"what": told}, dtype=object))
+    cells = re.findall("<td>(.*?)</td>", pack.markup._table(block))
+    assert cells == [
+        "idle_<wbr>in_<wbr>transaction_<wbr>session_<wbr>timeout",
+        "run_at",
+        "data/<wbr>runs/<wbr>evidence/<wbr>load.<wbr>json",
+        f"&lt;b&gt;&amp;{'x' * 28}<wbr>{'x' * 8}",
+        "0.1",
+    ]
+
+
+def test_each_query_of_a_listing_stays_whole_in_a_print():
+    page = pack.markup._listing(document.Listing("-- a_long_name_of_a_state\nselect 1\n\n-- b\nselect '<'"))
+    assert page.splitlines() == [
+        '<pre class="whole">-- a_long_name_of_a_state', "select 1</pre>",
+        '<pre class="whole">-- b', "select &#x27;&lt;&#x27;</pre>"]  # fmt: skip
+
+
 # ---- figures -------------------------------------------------------------------------------------------------------
 
 

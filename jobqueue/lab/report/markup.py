@@ -13,6 +13,8 @@ from .blocks import Block, Figure, Heading, Listing, Paragraph, Table
 
 GENERATOR = "jobqueue.lab.report"
 SHORT = 12  # rows: a table that no page of a print may cut in two
+_BREAK = "\u200b"  # Unicode's own word for <wbr>
+_ENDS = re.compile(r"(?<=[_/])(?=\w)|(?<=[(.])(?=[^\W\d])")  # of the parts of a name, a path, a call
 _FILES = resources.files(__package__)
 
 
@@ -50,7 +52,8 @@ def _paragraph(block: Paragraph) -> str:
 
 
 def _listing(block: Listing) -> str:
-    return f"<pre>{_text(block.text)}</pre>"
+    """Each part after an empty line stays on one page of a print."""
+    return "\n".join(f'<pre class="whole">{_text(part)}</pre>' for part in re.split(r"\n{2,}", block.text))
 
 
 def _figure(block: Figure, content: bytes) -> str:
@@ -75,7 +78,7 @@ def _table(block: Table) -> str:
 
 
 def _row(values, flush) -> str:
-    cells = (f"<td{_class(side)}>{_text(cell(value))}</td>" for value, side in zip(values, flush, strict=True))
+    cells = (f"<td{_class(side)}>{_parted(cell(value))}</td>" for value, side in zip(values, flush, strict=True))
     return f"<tr>{''.join(cells)}</tr>"
 
 
@@ -108,6 +111,12 @@ def _anchor(text: str) -> str:
 
 def _text(text: str) -> str:
     return html.escape(style.name(text, 100_000) if "\n" not in str(text) else str(text))
+
+
+def _parted(text: str) -> str:
+    """A long name or path breaks after one of its parts where a line must, and a short word nowhere."""
+    parts = re.sub(r"\S{20,}", lambda word: _ENDS.sub(_BREAK, word[0]), text)
+    return _text(re.sub(rf"[^\s{_BREAK}]{{32}}(?=\w)", rf"\g<0>{_BREAK}", parts)).replace(_BREAK, "<wbr>")
 
 
 _MAKERS = {Heading: _heading, Paragraph: _paragraph, Listing: _listing, Table: _table}

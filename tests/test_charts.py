@@ -566,12 +566,12 @@ def test_a_herd_of_few_jobs_says_how_far_it_strays_from_theory():
     assert any(text.endswith("theory: of very many jobs, with 250 a bin strays by some 20%") for text in said)
 
 
-def test_the_chosen_lease_is_marked_in_both_panels():
-    figure = charts.lease_length(recoveries(), EXPIRIES, chosen=10.0)
-    assert [list(line.get_xdata()) for ax in figure.axes for line in ax.lines if line.get_label() == "chosen"] == [
-        [10.0, 10.0],
-        [10.0, 10.0],
-    ]
+@pytest.mark.parametrize("chosen", [1.0, 10.0, 900.0])
+def test_the_chosen_lease_is_marked_in_both_panels_wherever_it_lies(chosen):
+    figure = charts.lease_length(recoveries(), EXPIRIES, chosen=chosen)
+    marks = [line.get_xdata()[0] for ax in figure.axes for line in ax.lines if line.get_label() == "chosen"]
+    low, high = figure.axes[1].get_xlim()
+    assert marks == [chosen, chosen] and low < chosen < high and labels.clashes(figure) == []
     assert any(text.endswith("dotted: the choice") for text in texts(figure))
 
 

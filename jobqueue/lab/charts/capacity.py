@@ -76,12 +76,13 @@ def lease_length(
     figure, axes = style.sheet(_lease_finding(recoveries, expiries), [2.2, 1.8], about)
     leases = np.unique([*recoveries["lease_seconds"], *expiries["lease_seconds"]])
     if len(leases):
-        axes[0].set_xlim(leases.min() / 1.25, leases.max() * 1.25)
+        reach = [*leases, chosen or leases[0]]
+        axes[0].set_xlim(min(reach) / 1.25, max(reach) * 1.25)
         _recovery(axes[0], recoveries, heartbeats, reap_seconds)
         _expiry(axes[1], expiries, heartbeats, mean_freeze_seconds)
         style.log(axes[1].xaxis, "lease", style.duration)
         axes[1].xaxis.set_minor_locator(style.nowhere)
-        for ax in axes if chosen else ():
+        for ax in (ax for ax in axes if chosen and ax.has_data()):
             ax.axvline(chosen, color=style.GREY, lw=1, ls=":", label="chosen")
     else:
         style.empty(axes[0], "no kills")

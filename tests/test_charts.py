@@ -147,6 +147,12 @@ def test_faults_that_were_over_or_that_were_several_are_not_named_beside_the_pea
     ]
 
 
+def test_a_peak_between_two_samples_names_only_a_fault_that_lasted_through_both():
+    peak = ages(step=10.0).assign(peak_age_seconds=lambda f: f["oldest_age_seconds"] + (f["time_seconds"] == 40) * 9)
+    said = [charts.queue_age(peak, FAULTS.head(1).assign(time_seconds=[start])).finding for start in (29, 31)]
+    assert ["while fault 1 (kill w2) lasted" in text for text in said] == [True, False]
+
+
 def test_what_stands_beside_no_line_says_that_it_is_not_drawn():
     assert {"not drawn: done 1,800", "○ ready 0"} <= set(texts(charts.counts(ages())))
 

@@ -304,7 +304,9 @@ def _age_finding(ages, faults):
     if age.max() <= 0:
         return "No due job waited"
     at = int(age.argmax())
-    said = f"Queue age peaked at {style.duration(age[at])}{_before(faults, time[at])}"
+    seen = ages["oldest_age_seconds"].iloc[at] == age[at]  # else it was at some time since the sample before
+    since = time[at if seen else max(at - 1, 0)]
+    said = f"Queue age peaked at {style.duration(age[at])}{_during(faults, since, time[at])}"
     usual = max(age[at] / 10, _before_any(ages, faults))
     above = np.flatnonzero(age > usual)
     if ages["oldest_age_seconds"].iloc[-1] > usual:
@@ -321,9 +323,9 @@ def _before_any(ages, faults):
     return _max(ages["peak_age_seconds"][ages["time_seconds"] < found[0].start]) if found else 0.0
 
 
-def _before(faults, peak):
-    """The fault that lasted at the peak, or how many did. One that was over is left out: nothing ties the two."""
-    lasting = [s for s in fault.spells(faults, peak) if s.start <= peak and s.end is not None and s.end >= peak]
+def _during(faults, since, until):
+    """The fault that lasted at a peak then, or how many did. One that was over is left out: nothing ties the two."""
+    lasting = [s for s in fault.spells(faults, until) if s.start <= since and s.end is not None and s.end >= until]
     if len(lasting) != 1:
         return f" while {style.count(len(lasting), 'fault')} lasted" if lasting else ""
     (s,) = lasting

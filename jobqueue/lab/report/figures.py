@@ -183,7 +183,7 @@ def _herd(found, bears) -> Drawn:
         f"{style.duration(backoff.base_seconds)}. The index is peak rate × mean delay ÷ jobs: the lower, the flatter. "
         f"It shows the shapes. Theory is of very many jobs: a bin of so few strays from it. The decision is on another "
         f"herd, a job for each of {style.count(_chosen(found)['workers'], 'worker')}: {asked.measured} at most, "
-        f"{asked.formula} by formula, target {asked.target}."
+        f"{asked.formula} by formula; target: {asked.target}."
     )
     return charts.retry_herd(run["herd"], **about), caption, {"herd": run["herd"]}, about
 

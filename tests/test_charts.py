@@ -158,7 +158,7 @@ def test_what_stands_beside_no_line_says_that_it_is_not_drawn():
 
 
 def test_the_title_of_counts_adds_up_the_last_sample():
-    assert charts.counts(ages()).finding == "1,800 jobs done, 1 dead, 4 still open; at most 60 ready at a sample"
+    assert charts.counts(ages()).finding == "1,800 jobs done, 1 dead, 4 still open; at most 60 ready and 3 waiting for a retry at a sample"
 
 
 def test_the_lines_are_the_data():
@@ -524,7 +524,7 @@ TITLES = {
     "lease expirations": "70 leases lost in 2 h, 35 an hour; at most 5 within 5 min",
     "missed slots": "6 slots of 1 schedule missed: 3 misfire, 3 overlap",
     "slot ledger": "6 slots fired, 0 missed across the change of Europe/Berlin, 60 min back at 2026-10-25 01:00 UTC",
-    "a week": "Highest queue age (s): 23.5 on Mon at 21:00; lowest: 0.5 on Mon at 22:00",
+    "a week": "Highest queue age (s): 23.5 on Mon at 21:00; lowest: 0.5 in 7 hours",
 }
 
 
@@ -599,3 +599,5 @@ def test_a_cell_of_the_week_is_the_mean_of_its_hour():
 
 def test_hours_without_a_sample_are_announced():
     assert "18 hours without a sample: hatched" in texts(MORE["a week"]())
+    highest = charts.week(WEEK, "age", label="queue age (s)", of="max").finding
+    assert highest.startswith(f"Highest queue age (s): {WEEK['age'].max():.3g} on ")

@@ -346,7 +346,7 @@ def test_the_floor_is_no_queue_to_be_compared_with_and_says_what_it_is():
 
 FINDINGS = {
     "curve": "800 jobs a second keep the p95 of queue age within 500 ms; then workers come first",
-    "waits": "At the highest rate 20% of the sessions' time is spent waiting for a commit",
+    "waits": "At the highest rate sessions that are at work spend 20% of their time waiting for a commit",
     "costs": "At the highest rate a job costs 100 µs of a worker, 200 µs of the server and 900 bytes of WAL",
     "dimension": "Median pick-up at 500 jobs a second: 4 ms with prefetch 50, 200 ms with 0",
     "peers": "One worker of this queue drains 15,000 jobs a second, 3.00 times another, the fastest other queue",

@@ -77,10 +77,20 @@ def test_a_frozen_worker_repeats_an_effect_where_only_a_fence_stands_and_not_whe
     assert set(run.refused["outcome"]) == {"LOST"}
     table = studies_faults.day_of_effects(run)
     assert table["sent"].unique().tolist() == [61]
+    assert run.effects["destination"].eq("outside").sum() == 61
     # It thaws after its lease was taken and before the next claim: no newer epoch is there for a fence to know.
     assert table["jobs with more than one"].tolist() == [1, 1, 0, 0, 0]
     assert table["taken from a stale owner"].tolist() == [0, 0, 0, 0, 0]
     assert table.loc["barrier and key", ["taken in", "taken from a stale owner"]].tolist() == [60, 0]
+
+
+def test_a_late_effect_whose_refusal_is_lost_is_sent_twice_and_counted_twice(server):
+    work = workload.poisson(rate=2, service=workload.constant(2), n=60)
+    plan = [faults.freeze(0, 10, 20), faults.cut(0, at=30.02)]  # after its heartbeat, before its completion
+    run = simulated(server, work, workers=3, lease_seconds=10, effects=True, faults=plan)
+    late = run.refused[run.refused["verb"] == "complete"]
+    assert late.groupby(["job_id", "epoch"]).size().max() == 2
+    assert studies_faults.day_of_effects(run)["sent"].unique() == run.effects["destination"].eq("outside").sum()
 
 
 def test_dead_letters_have_causes_and_neighbours_survive(server):

@@ -176,13 +176,14 @@ def _delays(found, _) -> Drawn:
 @figure("retry-herd")
 def _herd(found, bears) -> Drawn:
     run, backoff = found["retries"], _chosen(found)["backoff"]
-    about = {"jobs": run.parameters["jobs"], "base_seconds": backoff.base_seconds, **run.about}
+    jobs = run.parameters["herd_jobs"]
+    about = {"jobs": jobs, "base_seconds": backoff.base_seconds, **run.about}
     asked = next(one for one in decisions.decide(found, bears) if one.subject == "backoff")
     caption = (
-        f"When {run.parameters['jobs']} jobs that failed at one instant come back, by jitter, for a constant base of "
+        f"When {style.count(jobs, 'job')} that failed at one instant come back, by jitter, for a constant base of "
         f"{style.duration(backoff.base_seconds)}. The index is peak rate × mean delay ÷ jobs: the lower, the flatter. "
-        f"It shows the shapes. Theory is of very many jobs: a bin of so few strays from it. The decision is on another "
-        f"herd, a job for each of {style.count(_chosen(found)['workers'], 'worker')}: {asked.measured} at most, "
+        f"Theory is of very many jobs: a bin of so few strays from it. The decision scales the index of the chosen "
+        f"jitter to a job for each of {style.count(_chosen(found)['workers'], 'worker')}: {asked.measured} at most, "
         f"{asked.formula} by formula; target: {asked.target}."
     )
     return charts.retry_herd(run["herd"], **about), caption, {"herd": run["herd"]}, about

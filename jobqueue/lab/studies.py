@@ -149,16 +149,26 @@ def dependency(backoff: Backoff, *, rate: float, capacity: float | None, max_att
 
 
 def recovery(run: sim.Run, back_at: float) -> dict:
-    """What the absence of a service came to: calls, dead jobs, and when nothing waited for a retry any more."""
-    over = not ((run.jobs["status"] == "ready") & (run.jobs["attempts"] > 0)).any()
-    retried = run.attempts.loc[run.attempts["attempt"] > 1, "due"]
-    last = max(0.0, float(retried.max()) - back_at) if len(retried) else 0.0
+    """What the absence of a service came to: calls, dead jobs, and when nothing waited for a retry, for the first time
+    after it was back."""
+    calm = _calm_at(run, back_at)
     after = run.attempts[run.attempts["started"] >= back_at]
     return {
         "jobs": len(run.jobs), "calls": len(run.attempts), "calls after it was back": len(after),
         "refused then": int((after["outcome"] == "failed").sum()), "dead": int((run.jobs["status"] == "dead").sum()),
-        "minutes until no retry waited": round(last / 60, 1) if over else np.inf,
+        "minutes until no retry waited": round((calm - back_at) / 60, 1),
     }  # fmt: skip
+
+
+def _calm_at(run: sim.Run, since: float) -> float:
+    """The first instant from then on at which no job is between its first failure and its end; inf: none was seen."""
+    failed = run.attempts[run.attempts["outcome"] == "failed"].groupby("job_id")["ended"].min()
+    ended = (run.jobs.set_index("id")["finished_at"] - pd.Timestamp(BEGINNING)).dt.total_seconds().fillna(np.inf)
+    for began, end in sorted(zip(failed, ended[failed.index], strict=True)):
+        if began > since:
+            break
+        since = max(since, end)
+    return since
 
 
 # ---- queue age under load --------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ class Timeline(Wire):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        self._idle = _Idle(self.pgconn)
         self._presumed = None
         self._waiting: list = []  # what looks at the answer of each statement sent; empty: no pipeline is open
         self._clock = None  # to be sent before the next statement
@@ -43,7 +44,7 @@ class Timeline(Wire):
     @property
     def info(self) -> psycopg.ConnectionInfo:
         """Idle while statements wait: to their callers they have been answered."""
-        return _Idle(self.pgconn) if self._waiting else super().info
+        return self._idle if self._waiting else super().info
 
     def at(self, microseconds: int) -> None:
         self._clock = microseconds

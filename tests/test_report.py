@@ -213,7 +213,7 @@ def test_more_stalls_that_lose_their_lease_are_said_and_not_met(review):
     worse = plan.assign(simulated=plan["simulated"].mask(plan["parameter"] == "heartbeat_seconds", 0.25),
                         met=plan["met"] & (plan["parameter"] != "heartbeat_seconds"))  # fmt: skip
     one = changed(review, "plan", {"recommendations": worse})["heartbeat"]
-    assert "(12 of 50 in the planner's own run)" in one.sentence and one.met is False
+    assert "(75 of 300 in the planner's own run)" in one.sentence and one.met is False
     many = review.found["lease"]["expiries"].assign(expired=5)
     one = changed(review, "lease", {"expiries": many})["heartbeat"]
     assert "5 of 12 simulated ones lost" in one.sentence and one.measured == "5 of 12" and one.met is False

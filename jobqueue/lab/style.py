@@ -341,20 +341,23 @@ def tint(colour):
 
 @cache
 def revision():
-    """The git revision of this checkout, "-dirty" where files are changed; the package's version elsewhere."""
+    """The git revision of this checkout, "-dirty" where the package differs from it; "not known" elsewhere.
+
+    Outputs that an executed notebook gets are no change of what made them.
+    """
     root = Path(__file__).resolve().parents[2]
     if (root / ".git").exists():  # never the revision of someone else's project around an installed wheel
         try:
-            return subprocess.run(
-                ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=10,
-            ).stdout.strip()
+            changed = _git(root, "status", "--porcelain", "--", "jobqueue")
+            return _git(root, "rev-parse", "--short=10", "HEAD") + ("-dirty" if changed else "")
         except (OSError, subprocess.SubprocessError):
             pass
     return "not known"
+
+
+def _git(root, *arguments):
+    asked = ["git", "-C", str(root), *arguments]
+    return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
 def _parameters(about):

@@ -114,7 +114,8 @@ def week(samples, value, *, label=None, timezone="UTC", of="mean", **about):
     else:
         _cells(figure, ax, grid, label)
     gaps = int(np.isnan(grid).sum())
-    style.note(figure, [], f"{style.count(gaps, 'hour')} without a sample: hatched" if 0 < gaps < 168 else "")
+    hatched = [f"{style.count(gaps, 'hour')} without a sample: hatched"] if 0 < gaps < 168 else []
+    style.note(figure, [], "; ".join([f"each hour: its {of}", *hatched]))
     return figure
 
 

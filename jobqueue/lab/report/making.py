@@ -48,7 +48,7 @@ PROCESSES = 40  # at most, in the run with faults: the slots of a large fleet ar
 HEARTBEATS = 60_000  # more, in a run where no worker fails, cost time and show nothing
 SMALL_JOBS = 4000  # up to so many, other numbers of workers are simulated, too; beyond, they are computed only
 DAY_SECONDS = 86_400.0
-KILLED = 15
+KILLED, FROZEN = 15, planner.FREEZES
 HERD_JOBS = 5000  # the peak of fewer is chance
 OUTLAST_JOBS = 300
 PROBES = 60  # arrivals at an idle worker
@@ -71,7 +71,7 @@ class Inputs:
     @cached_property
     def digest(self) -> str:
         """Of all that the runs depend on, so that another load or target never meets stored runs of this one."""
-        sizes = [runs.FORMAT, PLANNED_JOBS, FAULTED_JOBS, PROCESSES, HEARTBEATS, SMALL_JOBS, KILLED, HERD_JOBS,
+        sizes = [runs.FORMAT, PLANNED_JOBS, FAULTED_JOBS, PROCESSES, HEARTBEATS, SMALL_JOBS, KILLED, FROZEN, HERD_JOBS,
                  OUTLAST_JOBS, PROBES]  # fmt: skip
         seen = hashlib.sha256(json.dumps([self.seed, asdict(self.targets), sizes, _depths()]).encode())
         seen.update(self.work.at_seconds.tobytes() + self.work.service_seconds.tobytes())
@@ -356,7 +356,7 @@ def _lease(bench: Bench) -> Stored:
     leases = sorted({lease, *(round(max(0.3, lease * share), 3) for share in (0.125, 0.25, 0.5, 2))})
     given = {"workers": KILLED, "reap_seconds": 1.0, "seed": bench.inputs.seed, "dsn": bench.dsn}
     killed = studies.killed(leases, **given)
-    frozen = studies.frozen(leases, **given | {"workers": 2 * KILLED}, mean_freeze_seconds=freeze)
+    frozen = studies.frozen(leases, **given | {"workers": FROZEN}, mean_freeze_seconds=freeze)
     return bench.stored({"workers": KILLED, "reap_seconds": 1.0, "mean_freeze_seconds": freeze}, {"lease": lease},
                         {"recoveries": killed, "expiries": frozen})  # fmt: skip
 

@@ -158,7 +158,9 @@ def test_what_stands_beside_no_line_says_that_it_is_not_drawn():
 
 
 def test_the_title_of_counts_adds_up_the_last_sample():
-    assert charts.counts(ages()).finding == "1,800 jobs done, 1 dead, 4 still open; at most 60 ready and 3 waiting for a retry at a sample"
+    assert charts.counts(ages()).finding == (
+        "1,800 jobs done, 1 dead, 4 still open; at most 60 ready and 3 waiting for a retry at a sample"
+    )
 
 
 def test_the_lines_are_the_data():
@@ -598,6 +600,6 @@ def test_a_cell_of_the_week_is_the_mean_of_its_hour():
 
 
 def test_hours_without_a_sample_are_announced():
-    assert "18 hours without a sample: hatched" in texts(MORE["a week"]())
+    assert "each hour: its mean; 18 hours without a sample: hatched" in texts(MORE["a week"]())
     highest = charts.week(WEEK, "age", label="queue age (s)", of="max").finding
     assert highest.startswith(f"Highest queue age (s): {WEEK['age'].max():.3g} on ")

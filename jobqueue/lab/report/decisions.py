@@ -167,10 +167,11 @@ def _heartbeat(found, row) -> Decision:
     own = found["lease"]["expiries"].set_index("lease_seconds").loc[parameters(found["plan"])["lease_seconds"]]
     lost = f"{own['expired']:.0f} of {own['freezes']:.0f}"
     planned = f"{round(row['simulated'] * planner.FREEZES)} of {planner.FREEZES}"
+    also = f" ({planned} in the planner's own run)" if planned != lost else ""
     sentence = (
         f"Renew at least every {d(beat)}, a third of the lease: two in a row may be late or lost (the shipped worker "
         f"renews from a fifth of the lease on, by itself). For stalls of {d(freeze)} on "
-        f"average {lost} simulated ones lost the lease ({planned} in the planner's own run), a share of "
+        f"average {lost} simulated ones lost the lease{also}, a share of "
         f"{row['by_formula']:.2g} by formula. With {amount(busy)} jobs at work on average that is "
         f"{amount(busy / beat)} rows renewed a second at most (a shorter job renews nothing), one statement a process."
     )

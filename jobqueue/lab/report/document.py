@@ -18,6 +18,7 @@ d, n = style.duration, style.count
 SECONDS_A_DAY = 86_400
 FAULTS = {"kill": "{} killed", "pause": "{} frozen", "outage": "{} out of reach",
           "down": "jobs of type {} cut off from what they need"}  # fmt: skip
+NOUNS = {"complete": "completion", "fail": "failure"}  # of what a worker says
 CUT = 0.1  # of the span: a job longer than that makes the beginning of a history count
 
 
@@ -199,7 +200,7 @@ def _refused(run: Stored) -> str:
     by = run["refused"]["verb"].value_counts(sort=False)
     if by.empty:
         return "no write of an old owner came late"
-    said = ", ".join(n(count, verb) for verb, count in by.items())
+    said = ", ".join(n(count, NOUNS.get(verb, verb)) for verb, count in by.items())
     return f"{n(by.sum(), 'late write')} of old owners refused ({said})"
 
 

@@ -26,8 +26,9 @@ def starts(work: Workload, servers: int) -> np.ndarray:
 
 
 def age_quantile(work: Workload, servers: int, q: float = 0.99) -> float:
-    """Seconds that the oldest due job does not exceed for a share q of the time of the arrivals."""
-    return spans.Age(work.at_seconds, starts(work, servers), 0, work.span_seconds).quantile(q)
+    """Seconds that the oldest due job does not exceed for a share q of the time until the last one has begun."""
+    begun = starts(work, servers)
+    return spans.Age(work.at_seconds, begun, 0, begun[-1] if len(begun) else 0).quantile(q)
 
 
 def fewest(work: Workload, limit_seconds: float, q: float = 0.99) -> int:

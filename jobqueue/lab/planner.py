@@ -167,7 +167,7 @@ class _Trials:
 
     @property
     def rate(self) -> float:
-        return len(self.stretch) / max(self.stretch.span_seconds, 1e-6)
+        return len(self.stretch) / max(self.stretch.span_seconds, 1.0)  # of one instant: as if within a second
 
     @property
     def service(self) -> float:
@@ -202,6 +202,8 @@ def _workers(trials: _Trials, least: int) -> tuple[Recommendation, int]:
     load = trials.rate * trials.service
     of_the_stretch = enough = _fewest(keeps, min(fifo.fewest(trials.stretch, limit), MOST_WORKERS))
     because = f"the busiest stretch offers {load:,.3g} erlangs, so they are {load / enough:.0%} busy."
+    if load > enough:
+        because = f"the busiest stretch offers {load:,.3g} erlangs, more than they are: a line is left behind it."
     if enough < least and keeps(least):
         because = f"the busiest stretch, begun with nothing at work, needs {enough:,}; the whole load needs more."
         enough = least

@@ -184,7 +184,7 @@ def at_load(utilisation: float, *, service: Service, workers: int, jobs: int, se
 
 
 def load_figures(run: sim.Run) -> dict:
-    """Quantiles of queue age over the time of the arrivals, and the mean wait with half of its 95 % interval.
+    """Quantiles of queue age (`Run.age_quantile`), and the mean wait with half of its 95 % interval.
 
     The first tenth began in an empty queue and is left out of the wait.
     """

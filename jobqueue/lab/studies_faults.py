@@ -58,7 +58,7 @@ def age_figures(run: sim.Run) -> dict:
 
 
 def by_workers(work: Workload | Recipe, numbers: Sequence[int], *, dsn: str, seed: int = 0, **given) -> pd.DataFrame:
-    """A row a number of workers, all else the same: queue age over the arrivals, and the p99 that M/M/c says."""
+    """A row a number of workers, all else the same: queue age, and the p99 that M/M/c says."""
     work = work.draw(seed)
     rate, service = len(work) / work.span_seconds, float(work.service_seconds.mean())
     runs = {n: sim.run(work, dsn=dsn, seed=seed, progress=False, **given | {"workers": n}) for n in numbers}

@@ -124,9 +124,9 @@ def _day(review: Review) -> list[Block]:
     kept = "within" if told["p99_age"] <= limit else "OVER"
     text = (
         f"With {n(run.parameters['workers'], 'worker')} the queue age was at most {d(told['p99_age'])} for 99 % of the "
-        f"time until the last job had begun ({kept} the target of {d(limit)}), at most {d(told['p50_age'])} for half of it, and "
-        f"{d(told['max_age'])} "
-        f"at worst. A job waited {d(told['p50_wait'])} in the middle, {d(told['p99_wait'])} at p99. {_ended(told)}"
+        f"time until the last job had begun ({kept} the target of {d(limit)}), at most {d(told['p50_age'])} for half "
+        f"of it, and {d(told['max_age'])} at worst. A job waited {d(told['p50_wait'])} in the middle, "
+        f"{d(told['p99_wait'])} at p99. {_ended(told)}"
     )
     lease = parameters(plan)["lease_seconds"]
     parts: list[Block] = [Heading("The whole load as planned"), Paragraph(text)]

@@ -149,7 +149,7 @@ def _adopted(drive: Drive):
 
 @state(
     "given back again and again",
-    "Mend what the handler can't reach (last_error). No attempt is used; the 21st in a row counts as a failed one.",
+    "Mend what the handler can't reach (last_reason). No attempt is used; the 21st in a row counts as a failed one.",
     "team of what the handler calls",
     "It began with a release of the handler: take that release back.",
 )

@@ -21,11 +21,12 @@ from tqdm.auto import tqdm
 
 from .. import Backoff, limits
 from ..errors import InvalidInput
+from ..pulse import RENEW_AT
 from . import faults, fifo, sim, theory
 from .workload import Workload
 
 MOST_WORKERS = 100_000
-MISSED_BEATS = 3  # heartbeats in a lease: two may be late or lost
+MISSED_BEATS = 3  # heartbeats in a lease, at least
 KILLS = 20
 FREEZES = 300  # none lost of so many shows a share of at most 1 % (95 % sure: 3 ÷ n)
 FALSE_EXPIRIES = 0.01
@@ -261,7 +262,7 @@ def _lease(trials: _Trials, workers: int) -> tuple[Recommendation, Recommendatio
     beat = lease / MISSED_BEATS
     latest = theory.recovery_bounds(lease, beat, reap)[2]
     expiry = theory.false_expiry(lease, beat, wanted.freeze_seconds)
-    renewals = min(workers, trials.rate * trials.service) / beat
+    renewals = min(workers, trials.rate * trials.service) / (lease * RENEW_AT)
     return (
         Recommendation(
             "lease_seconds",
@@ -281,8 +282,8 @@ def _lease(trials: _Trials, workers: int) -> tuple[Recommendation, Recommendatio
             _lost_by_stalls(trials, lease, beat),
             expiry,
             "exp(−lease/m)·(m/h)·(exp(h/m) − 1) for exponential stalls of mean m, heartbeats every h",
-            f"a third of the lease at most: two in a row may be lost (the shipped worker renews from a fifth on, by "
-            f"itself); {renewals:,.3g} renewals a second at most.",
+            f"a third of the lease, the longest that is allowed; the shipped worker renews by itself, from a fifth on: "
+            f"{renewals:,.3g} renewals a second at most.",
         ),
     )
 
@@ -424,5 +425,6 @@ def _targets(given: Mapping) -> Targets:
 
 def _shown(value) -> str:
     if isinstance(value, Backoff):
-        return f"{value.shape}, {value.jitter} jitter, {value.base_seconds:g} s to {value.ceiling_seconds:g} s"
+        base, ceiling = value.base_seconds, value.ceiling_seconds
+        return f"{value.shape}, {value.jitter} jitter, base {base:g} s, ceiling {ceiling:g} s"
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"

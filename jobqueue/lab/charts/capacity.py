@@ -73,7 +73,7 @@ def lease_length(
         "reap_seconds": reap_seconds,
         "mean_freeze_seconds": mean_freeze_seconds,
     } | about
-    figure, axes = style.sheet(_lease_finding(recoveries, expiries), [2.2, 1.8], about)
+    figure, axes = style.sheet(_lease_finding(recoveries, expiries, chosen), [2.2, 1.8], about)
     leases = np.unique([*recoveries["lease_seconds"], *expiries["lease_seconds"]])
     if len(leases):
         reach = [*leases, chosen or leases[0]]
@@ -87,7 +87,7 @@ def lease_length(
     else:
         style.empty(axes[0], "no kills")
         style.empty(axes[1], "no freezes")
-    legend = "band and lines: what the lengths of lease, heartbeat and reaper period allow; dots: measured"
+    legend = "band and lines: what lease, heartbeat and reaper period allow; marks: measured, named at the longest"
     style.note(figure, [], f"{legend}; dotted: the choice" if chosen else legend)
     return figure
 
@@ -119,31 +119,34 @@ def _expiry(ax, expiries, heartbeats, mean_freeze_seconds):
     ax.plot(
         expiries["lease_seconds"], share, ls="none", marker="o", ms=5, color=style.VERMILLION, label="false expiries"
     )
-    ends = [(float(share.iloc[-1]), "measured", style.VERMILLION)]
+    ends, curve = [(float(share.iloc[-1]), "measured", style.VERMILLION)], [0.0]
     if mean_freeze_seconds:
         lease = np.geomspace(ax.get_xlim()[0], ax.get_xlim()[1], 100)
         curve = [theory.false_expiry(x, x / heartbeats, mean_freeze_seconds) for x in lease]
         ax.plot(lease, curve, color=style.BLACK, lw=1.2, label="closed form")
         ends.append((curve[-1], "closed form", style.BLACK))
-    ax.set_ylim(0, 1)
+    top = style.ceiling(1.05 * max(share.max(), *curve), 0.1)
+    ax.set_ylim(0, min(1, top))
     ax.yaxis.set_major_formatter(style.percent)
     ax.set_ylabel("freezes that lose\nthe lease", size=style.TEXT)
     style.end_labels(ax, ends)
     return None
 
 
-def _lease_finding(recoveries, expiries):
+def _lease_finding(recoveries, expiries, chosen):
     if recoveries.empty and expiries.empty:
         return "No kills and no freezes"
     leases = sorted({*recoveries["lease_seconds"], *expiries["lease_seconds"]})
-    said = [_one_lease(lease, recoveries, expiries) for lease in dict.fromkeys([leases[0], leases[-1]])]
+    named = [chosen] if chosen in leases else dict.fromkeys([leases[0], leases[-1]])
+    said = [_one_lease(lease, recoveries, expiries) for lease in named]
     return "; ".join([said[0], *(text[0].lower() + text[1:] for text in said[1:])])
 
 
 def _one_lease(lease, recoveries, expiries):
     back = recoveries.loc[recoveries["lease_seconds"] == lease, "recovery_seconds"]
     some = expiries[expiries["lease_seconds"] == lease]
-    parts = [f"p95 recovery {style.duration(back.quantile(0.95))}"] if len(back) else []
+    kills = style.count(len(back), "kill")
+    parts = [f"p95 recovery {style.duration(back.quantile(0.95))} of {kills}"] if len(back) else []
     if some["freezes"].sum() > 0:
-        parts.append(f"{some['expired'].sum() / some['freezes'].sum():.0%} of freezes lose the lease")
+        parts.append(f"{style.count(some['expired'].sum())} of {style.count(some['freezes'].sum(), 'freeze')} lose it")
     return f"A lease of {style.duration(lease)}: {', '.join(parts)}"

@@ -152,14 +152,19 @@ def lease_expirations(lost, faults=None, *, until_seconds=None, **about):
     width = style.step_seconds(end, 48)
     edges = np.arange(0, end + width, width)
     counts, _ = np.histogram(times, bins=edges)
-    said = f"{style.count(len(times), 'lease')} lost in {style.duration(end)}, {len(times) / end * 3600:,.3g} an hour"
-    finding = (
-        f"{said}; at most {style.count(spans.densest(times, width)[0])} within {style.duration(width)}"
-        if len(times)
-        else "No lease was lost"
-    )
+    finding = _lost_finding(times, end, width)
     panel = (2.5, lambda ax, high: _expirations(ax, counts, edges, width))
     return stack(finding, [panel], [times, pd.Series([0.0, end])], faults, about, [])
+
+
+def _lost_finding(times, end, width):
+    if not len(times):
+        return "No lease was lost"
+    said, within = f"{style.count(len(times), 'lease')} lost in {style.duration(end)}", times.max() - times.min()
+    if within < width:  # one event: a rate would be nobody's
+        return f"{said}, all within {style.duration(within)}" if len(times) > 1 else said
+    most = style.count(spans.densest(times, width)[0])
+    return f"{said}, {len(times) / end * 3600:,.3g} an hour; at most {most} within {style.duration(width)}"
 
 
 def _expirations(ax, counts, edges, width):

@@ -297,7 +297,8 @@ def _max(values):
 
 
 def _age_finding(ages, faults):
-    """The peak of queue age, what was there before it, and when age was down again for good."""
+    """The peak of queue age, the fault that lasted then, and when age was last over what is usual: it may have been
+    down in between."""
     if ages.empty:
         return "No samples of queue age"
     age, time = ages["peak_age_seconds"].to_numpy(), ages["time_seconds"].to_numpy()
@@ -307,14 +308,14 @@ def _age_finding(ages, faults):
     seen = ages["oldest_age_seconds"].iloc[at] == age[at]  # else it was at some time since the sample before
     since = time[at if seen else max(at - 1, 0)]
     said = f"Queue age peaked at {style.duration(age[at])}{_during(faults, since, time[at])}"
-    usual = max(age[at] / 10, _before_any(ages, faults))
-    above = np.flatnonzero(age > usual)
+    before = _before_any(ages, faults)
+    usual, words = max((age[at] / 10, "a tenth of it"), (before, "what it was before the faults"))
     if ages["oldest_age_seconds"].iloc[-1] > usual:
-        return f"{said} and was still over {style.duration(usual)} at the end"
-    if not len(above) or above[-1] == len(age) - 1:
+        return f"{said} and was still over {words} at the end"
+    last = np.flatnonzero(age > usual)
+    if not len(last) or last[-1] == at:
         return said
-    later = style.duration(time[above[-1] + 1] - time[at])
-    return f"{said} and stayed under {style.duration(usual)} from {later} later on"
+    return f"{said} and was last over {words} {style.duration(time[last[-1]] - time[at])} later"
 
 
 def _before_any(ages, faults):

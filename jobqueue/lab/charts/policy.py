@@ -91,8 +91,9 @@ def retry_herd(retries, **about):
     herds = {name: herd(retries.loc[retries["policy"] == name, "delay_seconds"]) for name in names}
     figure, axes = style.sheet(_herd_finding(herds), [0.95] * max(len(names), 1), about)
     high = float(retries["delay_seconds"].max()) if names else 1.0
+    top = style.ceiling(1.05 * max((rates.max() for _, rates, index in herds.values() if index < math.inf), default=1))
     for ax, name in zip(axes, names, strict=False):
-        _herd_panel(ax, name, herds[name], high)
+        _herd_panel(ax, name, herds[name], top)
     if not names:
         style.empty(axes[0], "no retries")
     axes[-1].set_xlim(0, high * 1.04)
@@ -115,7 +116,7 @@ def herd(delays):
     return edges, rates, float(rates.max() * delays.mean() / len(delays))
 
 
-def _herd_panel(ax, name, found, high):
+def _herd_panel(ax, name, found, top):
     edges, rates, index = found
     expected = theory.herd_index(name) if name in ("none", "full", "equal", "decorrelated") else None
     known = "" if expected is None else f"\ntheory {_index(expected)}"
@@ -125,7 +126,7 @@ def _herd_panel(ax, name, found, high):
         ax.text(0.5, 0.5, f"all {style.count(rates[0])} at once", transform=ax.transAxes, va="center", size=style.SMALL)
     else:
         ax.stairs(rates, edges, fill=True, facecolor=style.tint(style.BLUE), edgecolor=style.BLUE, lw=1.2)
-        ax.set_ylim(0, style.ceiling(rates.max() * 1.05))
+        ax.set_ylim(0, top)  # the same in all: panels can be compared
         ax.yaxis.set_major_locator(style.whole(3))
         ax.yaxis.set_major_formatter(style.thousands)
     ax.set_ylabel("retries/s", size=style.SMALL)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ...pulse import RENEW_AT
 from .. import charts, load, planner, style, theory
 from .. import verdict as verdicts
 from . import evidence
@@ -65,7 +66,7 @@ def decide(found: Mapping[str, Stored], bearing: Bearing) -> list[Decision]:
 
 def table(decisions: list[Decision]) -> pd.DataFrame:
     rows = [(x.subject, x.choice, x.target, x.measured, x.formula, verdict(x), x.figure) for x in decisions]
-    return pd.DataFrame(rows, columns=["decision", "choice", "target", "measured", "by formula", "met", "figure"])
+    return pd.DataFrame(rows, columns=["decision", "choice", "target", "measured", "computed", "met", "figure"])
 
 
 def verdict(decision: Decision) -> str:
@@ -122,14 +123,20 @@ def _workers(found, row) -> Decision:
         + (" (still within the target: it is the stretch that asks for the last one)"
            if curve["p99_one_less"] <= limit else "")
     )  # fmt: skip
+    again = plan["workers_in_a_row"]
+    row = (
+        f" The load begins with nothing at work, and some of its jobs run long: where such loads follow each other, "
+        f"{again:,} are needed, by computation." if again else ""
+    )  # fmt: skip
     sentence = (
         f"Run {n(chosen, 'worker')} (slots). Over the whole load the p99 of queue age is {d(p99)} simulated, "
-        f"{d(curve['p99_computed'])} computed, target {d(limit)}: {'met' if met else 'NOT met'}. {asked}{less}. "
+        f"{d(curve['p99_computed'])} computed, target {d(limit)}: {'met' if met else 'NOT met'}. {asked}{less}.{row} "
         f"They are {day['busy']:.0%} busy while jobs arrive, and the oldest job ever was "
         f"{d(day['max_age'])} old: p99 leaves out one "
         f"hundredth of the time."
     )
-    return Decision("workers", f"{chosen:,}", f"p99 of queue age ≤ {d(limit)}", d(p99), d(curve["p99_computed"]), met,
+    choice = f"{chosen:,}" + (f" ({again:,} where such loads follow each other)" if again else "")
+    return Decision("workers", choice, f"p99 of queue age ≤ {d(limit)}", d(p99), d(curve["p99_computed"]), met,
                     "age-by-workers", sentence)  # fmt: skip
 
 
@@ -163,17 +170,17 @@ def _planner(planned: float, shown: float) -> str:
 def _heartbeat(found, row) -> Decision:
     beat = parameters(found["plan"])["heartbeat_seconds"]
     freeze = found["lease"].parameters["mean_freeze_seconds"]
-    busy = at_work(found)
-    own = found["lease"]["expiries"].set_index("lease_seconds").loc[parameters(found["plan"])["lease_seconds"]]
+    lease, busy = parameters(found["plan"])["lease_seconds"], at_work(found)
+    own = found["lease"]["expiries"].set_index("lease_seconds").loc[lease]
     lost = f"{own['expired']:.0f} of {own['freezes']:.0f}"
     planned = f"{round(row['simulated'] * planner.FREEZES)} of {planner.FREEZES}"
     also = f" ({planned} in the planner's own run)" if planned != lost else ""
     sentence = (
-        f"Renew at least every {d(beat)}, a third of the lease: two in a row may be late or lost (the shipped worker "
-        f"renews from a fifth of the lease on, by itself). For stalls of {d(freeze)} on "
+        f"Renew at least every {d(beat)}, a third of the lease, as it is simulated here; the shipped worker renews by "
+        f"itself, from a fifth on. For stalls of {d(freeze)} on "
         f"average {lost} simulated ones lost the lease{also}, a share of "
-        f"{row['by_formula']:.2g} by formula. With {amount(busy)} jobs at work on average that is "
-        f"{amount(busy / beat)} rows renewed a second at most (a shorter job renews nothing), one statement a process."
+        f"{row['by_formula']:.2g} by formula. With {amount(busy)} jobs at work on average the shipped worker renews "
+        f"{amount(busy / (lease * RENEW_AT))} rows a second at most (a shorter job renews nothing)."
     )
     met = bool(row["met"] and own["expired"] <= row["limit"] * own["freezes"])
     return Decision("heartbeat", d(beat), f"stalls that lose a lease ≤ {row['limit']:.0%}", lost,
@@ -186,10 +193,10 @@ def _poll(found, row) -> Decision:
     mean = float(found["poll"]["pickup"].query("poll_seconds == @poll")["mean_seconds"].iloc[0])
     idle = workers * (1 - found["day"].figures["busy"])
     sentence = (
-        f"Poll every {d(poll)}. NOTIFY wakes an idle worker at once; where it does not reach one, a job is begun "
-        f"{d(mean)} after it is due on average{_planner(planned, mean)}, {d(row['by_formula'])} by formula. At one "
-        f"slot a process the {amount(idle)} workers that are idle on average ask {amount(idle / poll)} times a second, "
-        f"all {workers:,} would {amount(workers / poll)} times; with more slots a process, as many times fewer."
+        f"Poll every {d(poll)}. NOTIFY wakes an idle worker at once; where it does not reach the only idle one, a job "
+        f"is begun {d(mean)} after it is due on average{_planner(planned, mean)}, {d(row['by_formula'])} by formula. "
+        f"At one slot a process the {amount(idle)} workers that are idle on average ask {amount(idle / poll)} times a "
+        f"second, all {workers:,} would {amount(workers / poll)} times; with more slots a process, as many times fewer."
     )
     return Decision("poll", d(poll), f"mean pick-up ≤ {d(row['limit'])} ({d(wanted)} and a tenth)", d(mean),
                     d(row["by_formula"]), bool(max(mean, planned) <= row["limit"]), "pickup", sentence)  # fmt: skip
@@ -198,10 +205,14 @@ def _poll(found, row) -> Decision:
 def _backoff(found, row) -> Decision:
     backoff, workers = parameters(found["plan"])["backoff"], found["workers"].figures["workers"]
     drawn = found["retries"]["herd"].query("policy == @backoff.jitter")["delay_seconds"]
-    index, mean = charts.herd(drawn)[2], theory.mean_delay(backoff, 1)
+    edges, _, index = charts.herd(drawn)
+    mean, tenth = theory.mean_delay(backoff, 1), float(edges[1] - edges[0])
     peak, expected = workers * index / mean, workers * theory.herd_index(backoff.jitter) / mean
     met = bool(peak <= row["limit"])
-    choice = f"{backoff.shape}, {backoff.jitter} jitter, {d(backoff.base_seconds)} to {d(backoff.ceiling_seconds)}"
+    choice = (
+        f"{backoff.shape}, {backoff.jitter} jitter, base {d(backoff.base_seconds)}, "
+        f"ceiling {d(backoff.ceiling_seconds)}"
+    )
     outage = found["plan"].parameters["outage_seconds"]
     bound = backoff.base_seconds >= outage / 4
     why = "" if met else (
@@ -210,9 +221,9 @@ def _backoff(found, row) -> Decision:
     )  # fmt: skip
     sentence = (
         f"Back off {choice}. If the jobs of all {n(workers, 'worker')} fail at one instant, their first retries come "
-        f"at {amount(peak)} a second at most: {workers:,} × the figure's index of {index:.2f} ÷ the mean delay of "
-        f"{d(mean)}; {amount(expected)} with the formula's {theory.herd_index(backoff.jitter):g}. In the busiest "
-        f"stretch {amount(row['limit'])} jobs a second arrive.{why}"
+        f"at {amount(peak)} a second in the fullest {d(tenth)}: {workers:,} × the figure's index of {index:.2f} ÷ the "
+        f"mean delay of {d(mean)}; {amount(expected)} with the formula's {theory.herd_index(backoff.jitter):g}. In the "
+        f"busiest stretch {amount(row['limit'])} jobs a second arrive.{why}"
     )
     return Decision("backoff", choice, f"herd's retries/s ≤ {amount(row['limit'])}", f"{amount(peak)}/s",
                     f"{amount(expected)}/s", met, "retry-herd", sentence)  # fmt: skip
@@ -227,8 +238,8 @@ def _attempts(found, row) -> Decision:
     sentence = (
         f"Allow {chosen} attempts. Of {n(total, 'job')} that fail throughout an outage of {d(outage)}, {n(dead)} would "
         f"end dead with {chosen}; the worst needed {most}. To the last attempt it is "
-        f"{d(found['plan'].figures['mean_delay_sum_seconds'])} on average, so a job that can never succeed is known "
-        f"as dead only then."
+        f"{d(found['plan'].figures['mean_delay_sum_seconds'])} of delays on average, the attempts' own time on top: "
+        f"only then a job that can never succeed is known as dead."
     )
     return Decision("attempts", f"{chosen}", f"dead after {d(outage)} of outage: 0", f"{dead} of {total:,}",
                     f"{row['by_formula'] / planner.OUTAGE_JOBS * total:.2g} of {total:,}", dead == 0, "outlasted",

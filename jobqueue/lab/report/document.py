@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from ...pulse import RENEW_AT
 from .. import matrix, style
 from . import decisions, evidence
 from .blocks import Block, Figure, Heading, Listing, Paragraph, Table, amount
 from .decisions import Decision
 from .evidence import Piece
-from .making import parameters
+from .making import CUT, parameters
 from .runs import Stored
 
 d, n = style.duration, style.count
 SECONDS_A_DAY = 86_400
 FAULTS = {"kill": "{} killed", "pause": "{} frozen", "outage": "{} out of reach",
-          "down": "jobs of type {} cut off from what they need"}  # fmt: skip
+          "down": "what jobs of type {} call away, so that those fail that begin then,"}  # fmt: skip
 NOUNS = {"complete": "completion", "fail": "failure"}  # of what a worker says
-CUT = 0.1  # of the span: a job longer than that makes the beginning of a history count
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ def _summary(review: Review) -> list[Block]:
     load = review.found["load"]
     about = (
         f"For the load {load.parameters['workload']}. What is measured is simulated: the shipped SQL on a real "
-        f"PostgreSQL {load.postgres}, workers and time virtual, seed {load.seed}; “by formula” stands beside it. The "
+        f"PostgreSQL {load.postgres}, workers and time virtual, seed {load.seed}; what is computed stands beside it: "
+        f"by formula, and for the workers first come, first served. What is counted in the load is not simulated. The "
         f"failure matrix is of a real queue on a real clock. {_of_processes(review)}"
     )
     widths = (0.12, 0.2, 0.22, 0.12, 0.12, 0.08, 0.14)
@@ -100,7 +101,8 @@ def _of_processes(review: Review) -> str:
 def _load(review: Review) -> list[Block]:
     load = review.found["load"].figures
     left = f" {n(load['left_out'], 'line')} of the file had no work to replay." if load["left_out"] else ""
-    failing = f" {n(load['failed'], 'job')} fail for good, as in the history." if load["failed"] else ""
+    failing = f" {n(load['failed'], 'job')} fail for good, as in the history." if load["failed"] else (
+        " By the history none fails; where it does not say how a job ended, the job counts as done.")  # fmt: skip
     text = (
         f"{n(load['jobs'], 'job')} in {d(load['span_seconds'])}, {d(load['mean_seconds'])} each on average: "
         f"{amount(decisions.at_work(review.found))} at work at a time if none ever waited, "
@@ -210,7 +212,7 @@ def _stretch(review: Review) -> str:
         return f"The whole load, {n(load['jobs'], 'job')} in {d(told['stretch_seconds'])}"
     return (
         f"The busiest {n(told['stretch_jobs'], 'job')}, which arrive in {d(told['stretch_seconds'])}, begun with "
-        f"nothing at work (so its queue age says what faults do, not whether the workers suffice)"
+        f"nothing at work (so its queue age does not say whether the workers suffice)"
     )
 
 
@@ -273,7 +275,7 @@ def _states(review: Review) -> list[Block]:
     frame = entries.rename(columns={"roll_back": "criterion to roll back"})
     shown = frame.drop(columns="query")
     widths = (0.14, 0.28, 0.22, 0.14, 0.22)
-    queries = "\n\n".join(f"-- {row.state}\n{row.query}" for row in entries.itertuples())
+    queries = "\n\n".join(f"-- {row.state}\n{row.query};" for row in entries.itertuples())
     return [Heading("Failure matrix"), Paragraph(text), review.figure("states"),
             Table("Failure matrix: what is seen, what may be done, by whom, and when to stop", shown, widths, (),
                   "failure-matrix"),
@@ -287,7 +289,7 @@ def _evidence(review: Review) -> list[Block]:
     kinds = {piece.kind for piece in review.pieces}
     there = len(kinds) - len(missing)
     text = f"{there} of {len(kinds)} kinds of evidence {'is' if there == 1 else 'are'} there"
-    text += f"; BROKEN: {', '.join(broken)}" if broken else ", none of them broken"
+    text += f"; BROKEN: {', '.join(broken)}" if broken else ", not broken" if there == 1 else ", none of them broken"
     text += f"; not run here: {', '.join(piece.kind for piece in missing)}." if missing else "."
     out: list[Block] = [
         Heading("Evidence"), Paragraph(text), review.figure("coverage"),
@@ -308,14 +310,14 @@ def _cost(review: Review) -> list[Block]:
     weight = review.found["matrix"].figures["bytes_per_job"]
     a_day = round(load["jobs"] / max(load["span_seconds"], 1) * SECONDS_A_DAY)
     workers, share = review.found["workers"].figures["workers"], review.found["day"].figures["busy"]
-    idle, poll, beat = workers * (1 - share), plan["poll_seconds"], plan["heartbeat_seconds"]
+    idle, poll, beat = workers * (1 - share), plan["poll_seconds"], plan["lease_seconds"] * RENEW_AT
     rows = [(f"{name} rows", f"{size:,} bytes a job", _bytes(size * a_day) + " a day")
             for name, size in weight.items()]  # fmt: skip
     rows += [
         ("idle polling", f"every {d(poll)} for each idle process",
          f"at one slot a process {amount(idle / poll)} queries a second on average, {amount(workers / poll)} if all "
          "are idle"),
-        ("renewals", f"every {d(beat)} for each job at work",
+        ("renewals", f"about every {d(beat)} for each job at work",
          f"at most {amount(decisions.at_work(review.found) / beat)} rows a second on average (a shorter job renews "
          f"nothing), {amount(workers / beat)} if all are busy"),
         ("idle workers", f"{share:.0%} busy while jobs arrive",
@@ -332,13 +334,12 @@ def _cost(review: Review) -> list[Block]:
 
 
 def _limits(review: Review) -> list[Block]:
-    plan = review.found["plan"]
     load = review.found["load"].figures
     longest = float(review.found["load"]["types"]["max_seconds"].max())
     cut = (
         f"The load begins with nothing at work, and its longest job runs {d(longest)}: jobs that ran "
         "on from before are "
-        f"missing, so its first hours are lighter than they were, and a day that follows another needs more workers."
+        f"missing, so it is lighter than it was, and a load that follows another needs more workers."
     )
     texts = [
         "Execution is at least once. An effect is applied once where the destination shares the job's transaction, or "
@@ -348,9 +349,8 @@ def _limits(review: Review) -> list[Block]:
         "of this family.",
         "Virtual time knows no lock waits and no disk: whether the server bears the rate is what a load run says, not "
         "these simulations. Idle workers of the simulation look at the recommended poll interval; NOTIFY only helps.",
-        f"The load is one sample. The planner looked at its busiest {n(plan.figures['stretch_jobs'], 'job')}; another "
-        f"day can be worse. A history shows what the old system let through: jobs that were never sent because it was "
-        f"slow are missing.",
+        "The load is one sample; another can be worse. A history shows what the old system let through: jobs that were "
+        "never sent because it was slow are missing.",
         "p99 of queue age leaves out one hundredth of the time: read it together with the worst age, which the text "
         "names.",
     ]
@@ -370,9 +370,10 @@ def _parameters(review: Review) -> list[Block]:
                         columns=["parameter", "value"])  # fmt: skip
     return [
         Heading("Parameters"),
-        Table("What the recommendations come to, as arguments", plan, (0.3, 0.7), (), "recommended"),
-        Table("Every parameter of every run; those not named are the defaults", frame, (0.12, 0.24, 0.64), (),
-              "parameters"),
+        Table("What the recommendations come to, as arguments of sim.run; a worker renews its leases by itself", plan,
+              (0.3, 0.7), (), "recommended"),
+        Table("Parameters of every run; those of a simulation that are not named are its defaults", frame,
+              (0.12, 0.24, 0.64), (), "parameters"),
     ]  # fmt: skip
 
 

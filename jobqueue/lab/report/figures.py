@@ -107,7 +107,8 @@ def _faults(found, _) -> Drawn:
     run, about = found["faults"], _fault_about(found)
     caption = (
         "The load with the recommended parameters and faults, where it is long its busiest stretch: queue age, jobs by "
-        "state, each worker's attempts, and the faults in the order of the text. Dead counts all dead letters."
+        "state, the attempts of the workers with most of them, and the faults in the order of the text. Dead counts "
+        "all dead letters."
     )
     frames = {"ages": run["ages"], "attempts": run["attempts"], "faults": run["faults"]}
     return charts.overview(run["ages"], run["attempts"], run["faults"], **about), caption, frames, about
@@ -181,10 +182,11 @@ def _herd(found, bears) -> Drawn:
     asked = next(one for one in decisions.decide(found, bears) if one.subject == "backoff")
     caption = (
         f"When {style.count(jobs, 'job')} that failed at one instant come back, by jitter, for a constant base of "
-        f"{style.duration(backoff.base_seconds)}. The index is peak rate × mean delay ÷ jobs: the lower, the flatter. "
+        f"{style.duration(backoff.base_seconds)}. The index is peak rate × mean delay ÷ jobs: the lower, the flatter "
+        f"for the same mean delay. "
         f"Theory is of very many jobs: a bin of so few strays from it. The decision scales the index of the chosen "
-        f"jitter to a job for each of {style.count(_chosen(found)['workers'], 'worker')}: {asked.measured} at most, "
-        f"{asked.formula} by formula; target: {asked.target}."
+        f"jitter to a job for each of {style.count(_chosen(found)['workers'], 'worker')}: {asked.measured} in the "
+        f"fullest bin, {asked.formula} by formula; target: {asked.target}."
     )
     return charts.retry_herd(run["herd"], **about), caption, {"herd": run["herd"]}, about
 
@@ -227,7 +229,10 @@ def _load_curve(_, bears) -> Drawn | None:
 @figure("states")
 def _states(found, _) -> Drawn:
     run = found["matrix"]
-    caption = "The states of a job, the verbs between them, and where the evidence for each state is."
+    caption = (
+        "The states of a job, the verbs between them, and where the evidence for each state is. Left out: adopt, which "
+        "takes a running job over, and the redrive of cancelled jobs."
+    )
     return charts.states(**run.about), caption, {"states": run["entries"][["state", "query"]]}, run.about
 
 

@@ -51,7 +51,9 @@ DAY_SECONDS = 86_400.0
 KILLED, FROZEN = 15, planner.FREEZES
 HERD_JOBS = 5000  # the peak of fewer is chance
 OUTLAST_JOBS = 300
+DRAWS = 400  # of each delay
 PROBES = 60  # arrivals at an idle worker
+CUT = 0.1  # of the span: a job longer than that makes the beginning of a history count
 HOST = 3  # workers that are killed at one instant
 SAYING = {f"lab/report/{name}.py" for name in (
     "blocks", "decisions", "document", "evidence", "figures", "markup", "pack", "pages", "pictures")}  # fmt: skip
@@ -209,17 +211,21 @@ def _plan(bench: Bench) -> Stored:
     values = {**found.parameters()}
     least = fifo.fewest(work, targets.p99_age_seconds)
     values["workers"] = max(values["workers"], least)
+    outlasts = float(work.service_seconds.max()) > CUT * work.span_seconds  # then the beginning is lighter than usual
     more = values["workers"] / found["workers"].value
     values["backoff"] = asdict(_slower(values["backoff"], more, targets.outage_seconds))
     table = found.frame()
     table["value"] = table["value"].map(_worded)
     figures = {
         "values": values, "planned_workers": found.workers_of_the_stretch, "fifo_workers": least,
+        "workers_in_a_row": fifo.fewest_in_a_row(work, targets.p99_age_seconds) if outlasts else None,
         "stretch_jobs": len(stretch), "stretch_seconds": stretch.span_seconds, "stretch_erlangs": stretch.offered_load,
         "stretch_mean_seconds": float(stretch.service_seconds.mean()),
         "mean_delay_sum_seconds": planner._mean_until(Backoff(**values["backoff"]), values["max_attempts"]),
     }  # fmt: skip
-    return bench.stored({"jobs": PLANNED_JOBS, **asdict(targets)}, figures, {"recommendations": table})
+    told = {"jobs": PLANNED_JOBS, "kills": planner.KILLS, "freezes": planner.FREEZES, "probes": planner.PROBE_JOBS,
+            "outage_jobs": planner.OUTAGE_JOBS, **asdict(targets)}  # fmt: skip
+    return bench.stored(told, figures, {"recommendations": table})
 
 
 def _slower(backoff: Backoff, more: float, outage_seconds: float) -> Backoff:
@@ -357,7 +363,8 @@ def _lease(bench: Bench) -> Stored:
     given = {"workers": KILLED, "reap_seconds": 1.0, "seed": bench.inputs.seed, "dsn": bench.dsn}
     killed = studies.killed(leases, **given)
     frozen = studies.frozen(leases, **given | {"workers": FROZEN}, mean_freeze_seconds=freeze)
-    return bench.stored({"workers": KILLED, "reap_seconds": 1.0, "mean_freeze_seconds": freeze}, {"lease": lease},
+    told = {"kills": KILLED, "freezes": FROZEN, "reap_seconds": 1.0, "mean_freeze_seconds": freeze}
+    return bench.stored(told, {"lease": lease},
                         {"recoveries": killed, "expiries": frozen})  # fmt: skip
 
 
@@ -369,7 +376,8 @@ def _poll(bench: Bench) -> Stored:
 
 
 def _picked_up(bench: Bench, poll: float) -> dict:
-    at = np.arange(PROBES) * 7.3 * poll + np.random.default_rng(bench.inputs.seed).random(PROBES) * poll
+    rng = np.random.default_rng([bench.inputs.seed, round(1000 * poll)])  # each interval has its own arrivals
+    at = np.arange(PROBES) * 7.3 * poll + rng.random(PROBES) * poll
     work = Workload(at, ["job"] * PROBES, np.zeros(PROBES), ["done"] * PROBES)
     waits = bench.simulate(work, workers=1, poll_seconds=poll, samples=1, progress=False).jobs["wait_seconds"]
     return {"poll_seconds": poll, "mean_seconds": float(waits.mean()), "p95_seconds": float(waits.quantile(0.95)),
@@ -380,7 +388,7 @@ def _retries(bench: Bench) -> Stored:
     """The plan's backoff: its delays, the herd by jitter, and how many attempts an outage takes."""
     given, seed, outage = bench.plan, bench.inputs.seed, bench.inputs.targets.outage_seconds
     backoff, most = given["backoff"], given["max_attempts"]
-    delays = studies.delays({"recommended": backoff}, attempts=min(most, 12), draws=400, seed=seed)
+    delays = studies.delays({"recommended": backoff}, attempts=min(most, 12), draws=DRAWS, seed=seed)
     jitters = ("none", "equal", "decorrelated", "full")
     herd = studies.herd(jitters, jobs=HERD_JOBS, base_seconds=backoff.base_seconds, seed=seed, dsn=bench.dsn)
     n = OUTLAST_JOBS
@@ -389,7 +397,7 @@ def _retries(bench: Bench) -> Stored:
     run = bench.simulate(together, workers=1, concurrency=n, backoff=backoff, max_attempts=limits.MAX_ATTEMPTS,
                          faults=[away], samples=1, progress=False)  # fmt: skip
     needed = run.jobs["attempts"].value_counts().sort_index().rename_axis("attempts").reset_index(name="jobs")
-    told = {"jobs": n, "herd_jobs": HERD_JOBS, "outage_seconds": outage}
+    told = {"jobs": n, "herd_jobs": HERD_JOBS, "delays": DRAWS, "outage_seconds": outage}
     return bench.stored(told, {"max_attempts": most},
                         {"delays": delays, "herd": herd, "needed": needed})  # fmt: skip
 

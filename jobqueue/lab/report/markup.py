@@ -47,8 +47,14 @@ def _heading(block: Heading) -> str:
     return f'<h2 id="{_anchor(block.text)}">{_text(block.text)}</h2>'
 
 
+def _options(text: str) -> str:
+    """An option of a command line stays on one line."""
+    return re.sub(r"(?<!\S)(--[a-z-]+)", r'<span class="one">\1</span>', text)
+
+
 def _paragraph(block: Paragraph) -> str:
-    return f"<p><strong>{_text(block.text)}</strong></p>" if block.strong else f"<p>{_text(block.text)}</p>"
+    said = _options(_text(block.text))
+    return f"<p><strong>{said}</strong></p>" if block.strong else f"<p>{said}</p>"
 
 
 def _listing(block: Listing) -> str:

@@ -98,14 +98,14 @@ def pickup(polls, *, chosen, limit_seconds, **about):
     style.log(axes[0].yaxis, "from due to begun", style.duration)
     style.end_labels(axes[0], [(x.max() / 2, "mean = poll ÷ 2", style.BLUE),
                                (polls["p95_seconds"].iloc[-1], "p95", style.GREEN),
-                               (limit_seconds, f"target {style.duration(limit_seconds)}",
+                               (limit_seconds, f"mean ≤ {style.duration(limit_seconds)}",
                                 style.VERMILLION)])  # fmt: skip
-    axes[1].plot(x, polls["looks_per_second"], color=style.BLACK, marker="D", ms=4, lw=1.2)
+    axes[1].plot(x, polls["looks_per_second"], color=style.BLACK, lw=1.2)
     style.log(axes[1].yaxis, "looks per second", lambda value: f"{value:g}")
     for ax in axes:
         ax.axvline(chosen, color=style.GREY, lw=1, ls=":")
     style.log(axes[1].xaxis, "poll interval", style.duration)
-    style.note(figure, [], "dots: simulated, one idle worker; line: the mean by formula; dotted: the choice")
+    style.note(figure, [], "marks: simulated, one idle worker; lines: by formula; dotted: the choice")
     return figure
 
 

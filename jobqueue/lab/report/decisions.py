@@ -130,10 +130,10 @@ def _workers(found, row) -> Decision:
     )  # fmt: skip
     sentence = (
         f"Run {n(chosen, 'worker')} (slots). Over the whole load the p99 of queue age is {d(p99)} simulated, "
-        f"{d(curve['p99_computed'])} computed, target {d(limit)}: {'met' if met else 'NOT met'}. {asked}{less}.{row} "
+        f"{d(curve['p99_computed'])} computed, target {d(limit)}: {'met' if met else 'NOT met'}. {asked}{less}. "
         f"They are {day['busy']:.0%} busy while jobs arrive, and the oldest job ever was "
         f"{d(day['max_age'])} old: p99 leaves out one "
-        f"hundredth of the time."
+        f"hundredth of the time.{row}"
     )
     choice = f"{chosen:,}" + (f" ({again:,} where such loads follow each other)" if again else "")
     return Decision("workers", choice, f"p99 of queue age ≤ {d(limit)}", d(p99), d(curve["p99_computed"]), met,

@@ -18,7 +18,7 @@ from .runs import Stored
 d, n = style.duration, style.count
 SECONDS_A_DAY = 86_400
 FAULTS = {"kill": "{} killed", "pause": "{} frozen", "outage": "{} out of reach",
-          "down": "what jobs of type {} call away, so that those fail that begin then,"}  # fmt: skip
+          "down": "what jobs of type {} need away (those that begin then fail)"}  # fmt: skip
 NOUNS = {"complete": "completion", "fail": "failure"}  # of what a worker says
 
 

@@ -385,6 +385,7 @@ def test_the_readme_names_every_exported_name_and_every_module_of_the_core(packa
 
 OTHERS = {".venv", ".git", "node_modules", "runs", ".pytest_cache", ".hypothesis", ".ipynb_checkpoints", "build"}
 FOREIGN = re.compile("/wo" + "rk/|/ho" + r"me/\w|/ro" + "ot/|/tm" + "p/bu" + "ild|pypi" + r"\.|npm" + "js", re.I)
+PICTURE = re.compile(r"[A-Za-z0-9+/=]{200,}")  # base64 spells anything now and then
 
 
 def committed():
@@ -397,6 +398,6 @@ def committed():
 
 def test_no_committed_file_names_a_path_of_one_machine_or_a_registry():
     def foreign(path):
-        return [line.strip()[:120] for line in text(path).splitlines() if FOREIGN.search(line)]
+        return [line.strip()[:120] for line in PICTURE.sub("", text(path)).splitlines() if FOREIGN.search(line)]
 
     assert breaking(committed(), foreign) == {}

@@ -24,9 +24,10 @@ def test_runs_that_other_code_has_made_are_another_set(monkeypatch):
 
 def test_a_named_set_of_another_version_is_refused_in_a_sentence(tmp_path):
     for run in runs.load_set(STORED / SET).values():
-        figures = {name: value for name, value in run.figures.items() if name != "herd_scale"}
+        figures = {name: value for name, value in run.figures.items() if name != "workers_in_a_row"}
         runs.save(dataclasses.replace(run, figures=figures), tmp_path / SET)
-    with pytest.raises(InvalidInput, match=r"^the stored set 'morning' \(made by git 0123456789\) has no 'herd_scale'"):
+    words = r"^the stored set 'morning' \(made by git 0123456789\) has no 'workers_in_a_row'"
+    with pytest.raises(InvalidInput, match=words):
         pack.read(SET, "old", directory=tmp_path, progress=False)
 
 
@@ -56,7 +57,7 @@ def test_without_one_the_command_that_makes_it_is_named(review, tmp_path):
     ("changed", "verdict", "words", "all_told"),
     [
         ({"violation": "a lease changes nothing"}, "BROKEN", "broken: a lease changes", "; BROKEN: exhaustive search;"),
-        ({"complete": False}, "cut short", "not ended: one job", ", none of them broken;"),
+        ({"complete": False}, "cut short", "not ended: one job", ", not broken;"),
     ],
 )
 def test_a_search_that_broke_a_promise_or_was_cut_short_is_no_proof(
@@ -68,7 +69,7 @@ def test_a_search_that_broke_a_promise_or_was_cut_short_is_no_proof(
     deep = evidence.gather(review.found["explorer"], tmp_path)[1]
     assert deep.verdict == verdict and words in deep.shown
     again = dataclasses.replace(review, pieces=evidence.gather(review.found["explorer"], tmp_path))
-    assert f"1 of 4 kinds of evidence are there{all_told}" in said(again)
+    assert f"1 of 4 kinds of evidence is there{all_told}" in said(again)
 
 
 # ---- sentences that agree with their charts ------------------------------------------------------------------------

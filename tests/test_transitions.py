@@ -144,6 +144,7 @@ def test_a_lease_tells_everything_the_handler_needs(virtual_queue, clock):
         releases=0,
         locked_until=clock.now + seconds(10),
         slot=None,
+        run_at=clock.now,
     )
 
 
@@ -331,6 +332,7 @@ def test_adopt_answers_with_a_lease_or_none(mail, virtual_queue, clock):
             releases=0,
             locked_until=clock.now + seconds(10),
             slot=None,
+            run_at=clock.now - seconds(10),
         ),
     )
 

@@ -128,9 +128,14 @@ def _workers(found, row) -> Decision:
         f" The load begins with nothing at work, and some of its jobs run long: where such loads follow each other, "
         f"{again:,} are needed, by computation." if again else ""
     )  # fmt: skip
+    polled = ""
+    if not met and curve["p99_computed"] <= limit:
+        every = parameters(found["plan"])["poll_seconds"]
+        polled = f" Woken at once they keep it; here idle ones look every {d(every)}: take one more, or look sooner."
     sentence = (
         f"Run {n(chosen, 'worker')} (slots). Over the whole load the p99 of queue age is {d(p99)} simulated, "
-        f"{d(curve['p99_computed'])} computed, target {d(limit)}: {'met' if met else 'NOT met'}. {asked}{less}. "
+        f"{d(curve['p99_computed'])} computed, target {d(limit)}: {'met' if met else 'NOT met'}.{polled} "
+        f"{asked}{less}. "
         f"They are {day['busy']:.0%} busy while jobs arrive, and the oldest job ever was "
         f"{d(day['max_age'])} old: p99 leaves out one "
         f"hundredth of the time.{row}"

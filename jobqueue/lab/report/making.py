@@ -211,7 +211,7 @@ def _plan(bench: Bench) -> Stored:
     values = {**found.parameters()}
     least = fifo.fewest(work, targets.p99_age_seconds)
     values["workers"] = max(values["workers"], least)
-    outlasts = float(work.service_seconds.max()) > CUT * work.span_seconds  # then the beginning is lighter than usual
+    outlasts = float(work.service_seconds.max()) > CUT * work.span_seconds > 0  # its beginning is too light
     more = values["workers"] / found["workers"].value
     values["backoff"] = asdict(_slower(values["backoff"], more, targets.outage_seconds))
     table = found.frame()

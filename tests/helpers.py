@@ -52,12 +52,14 @@ class Session:
 
     def is_blocked(self, timeout: float = 10.0) -> bool:
         """True as soon as another session keeps this one waiting; False when its act has ended without."""
-        end = time.monotonic() + timeout
-        while self.thread is not None and self.thread.is_alive() and time.monotonic() < end:
-            if self.watch.execute("select cardinality(pg_blocking_pids(%s)) > 0", (self.pid,)).fetchone()[0]:
-                return True
-            time.sleep(0.005)
-        return False
+        blocked, thread = "select cardinality(pg_blocking_pids(%s)) > 0", self.thread
+
+        def seen() -> str | None:
+            if thread is None or not thread.is_alive():
+                return "ended"
+            return "blocked" if self.watch.execute(blocked, (self.pid,)).fetchone()[0] else None
+
+        return wait_until(seen, timeout, "a lock wait or the end") == "blocked"
 
     def result(self, timeout: float = 20.0) -> Any:
         """What the act returned; raises what it raised."""

@@ -5,7 +5,6 @@ import re
 import signal
 import sys
 import threading
-import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +13,13 @@ import psycopg
 
 from jobqueue import Handler, LeaseLost
 
+NEVER = threading.Event()
+
 
 def sleep(lease, context):
     if "begun" in lease.payload:  # a claimed job may still wait for its slot
         Path(lease.payload["begun"]).touch()
-    time.sleep(lease.payload["seconds"])
+    NEVER.wait(lease.payload["seconds"])
 
 
 def obedient(lease, context):
@@ -27,7 +28,7 @@ def obedient(lease, context):
 
 
 def stuck(lease, context):
-    threading.Event().wait()
+    NEVER.wait()
 
 
 def poison(lease, context):
@@ -40,7 +41,7 @@ def counted(lease, context):
     while not _is_noted(lease, call):  # a connection of its own: an outage of that would be the handler's failure
         if context.lost.wait(0.05):
             raise LeaseLost
-    time.sleep((lease.payload or {}).get("seconds", 0))
+    context.lost.wait((lease.payload or {}).get("seconds", 0))
     if context.effect(f"counted/{lease.id}"):
         context.connection.execute("insert into applied values (%s, %s)", (lease.id, lease.epoch))
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM
@@ -23,7 +24,7 @@ from jobqueue.lab.fleet import Fleet
 from jobqueue.lab.processes import FleetError, Processes
 
 ROOT = Path(__file__).parents[1]
-SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
 @pytest.fixture
@@ -74,8 +75,8 @@ def test_an_end_is_an_event_at_once_though_nobody_asks(processes):
 
 
 def test_a_process_asked_to_end_is_stopping_until_it_has(processes):
-    ignore = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print('up', flush=True)"
-    processes.start("a", [sys.executable, "-c", f"{ignore}; time.sleep(600)"])
+    ignore = "import signal; signal.signal(signal.SIGTERM, lambda *_: None); print('up', flush=True)"
+    processes.start("a", [sys.executable, "-c", f"{ignore}\nwhile True: signal.pause()"])
     wait_until(lambda: processes.log("a") == "up\n", 10)
     processes.signal("a", SIGTERM)
     assert processes.status()["a"].state == "stopping"
@@ -125,7 +126,7 @@ def test_what_cannot_be_done_is_an_error_and_the_supervisor_goes_on(processes):
 
 
 def test_the_environment_reaches_the_process_and_not_its_arguments(processes):
-    code = "import os, time; print(os.environ['SECRET'], flush=True); time.sleep(600)"
+    code = "import os, signal; print(os.environ['SECRET'], flush=True); signal.pause()"
     processes.start("a", [sys.executable, "-c", code], env={"SECRET": "word {start}"})
     wait_until(lambda: processes.log("a") == "word 1\n", 10)
     assert "word" not in " ".join(psutil.Process(processes.status()["a"].pid).cmdline())
@@ -149,15 +150,14 @@ def test_every_call_may_come_from_any_thread(processes):
 # --- Ends: of the client, of the supervisor ---
 
 CLIENT = """
-import sys, time, threading
+import signal, sys, threading
 from jobqueue.lab.processes import Processes
-from signal import SIGSTOP
 processes = Processes()
 # Started from a thread that ends: the parent's death signal must not be bound to it.
 def start():
     for name in ("running", "paused"):
-        processes.start(name, [sys.executable, "-c", "import time; time.sleep(600)"])
-    processes.signal("paused", SIGSTOP)
+        processes.start(name, [sys.executable, "-c", "import signal; signal.pause()"])
+    processes.signal("paused", signal.SIGSTOP)
 thread = threading.Thread(target=start); thread.start(); thread.join()
 pids = [process.pid for process in processes.status().values()]
 print(processes.supervisor_pid, *pids, processes.logs, flush=True)
@@ -173,7 +173,7 @@ def client(more):
     return kernel, [int(pid) for pid in pids], Path(logs)
 
 
-@pytest.mark.parametrize("end", ["time.sleep(600)", "sys.exit(0)"], ids=["SIGKILL", "exit without close"])
+@pytest.mark.parametrize("end", ["signal.pause()", "sys.exit(0)"], ids=["SIGKILL", "exit without close"])
 def test_when_the_client_ends_nothing_is_left_not_even_a_stopped_process(end):
     kernel, pids, logs = client(end)
     kernel.kill()
@@ -187,7 +187,7 @@ def test_a_forked_child_that_holds_the_pipe_open_delays_the_end_only_a_moment():
 import os
 if os.fork() == 0:
     os.setsid(); print(os.getpid(), flush=True)
-time.sleep(600)
+signal.pause()
 """)
     child = int(kernel.stdout.readline())
     try:
@@ -240,7 +240,8 @@ print([p.state for p in processes.status().values()], flush=True)
     try:
         for turn in range(30):
             assert kernel.stdout.readline() == f"{turn}\n"
-            time.sleep(rng.uniform(0, 0.01))  # amid an exchange, now here, now there
+            with suppress(subprocess.TimeoutExpired):  # amid an exchange, now here, now there
+                kernel.wait(rng.uniform(0, 0.01))
             os.killpg(kernel.pid, SIGINT)  # as a kernel's interrupt does: the whole group
         assert kernel.stdout.readline() == "['running', 'paused']\n"
         assert not any(map(gone, pids[:1]))
@@ -465,17 +466,17 @@ def test_no_process_list_shows_the_password(dsn, queue):
 
 
 KERNEL = """
-import sys, time
+import signal, sys
 from jobqueue.lab.fleet import Fleet
 fleet = Fleet(sys.argv[1], size=2).__enter__()
 fleet.pause(0)
 pids = [worker.pid for worker in fleet.workers + fleet.loops]
 try:
     print(*pids, flush=True)
-    time.sleep(600)
+    signal.pause()
 except KeyboardInterrupt:
     print([worker.state for worker in fleet.workers + fleet.loops], flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 
@@ -503,8 +504,8 @@ def test_the_same_holds_for_a_jupyter_kernel(dsn):
     try:
         run(KERNEL.split("try:")[0].replace("sys.argv[1]", repr(dsn)) + "print(*pids)")
         pids = [int(pid) for answer in answers if answer.get("name") == "stdout" for pid in answer["text"].split()]
-        sleeping = client.execute("time.sleep(600)")
-        wait_until(lambda: client.get_iopub_msg(timeout=30)["content"].get("code") == "time.sleep(600)", 30)
+        sleeping = client.execute("signal.pause()")
+        wait_until(lambda: client.get_iopub_msg(timeout=30)["content"].get("code") == "signal.pause()", 30)
         manager.interrupt_kernel()
         reply = client.get_shell_msg(timeout=30)
         assert (reply["parent_header"]["msg_id"], reply["content"]["ename"]) == (sleeping, "KeyboardInterrupt")

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import nbformat
 import psutil
@@ -48,7 +49,7 @@ def test_a_cell_that_raises_is_named_with_its_error(write):
 
 def test_a_cell_that_takes_too_long_is_named(write):
     with pytest.raises(NotebookFailed, match=r"(?s)^01-one\.ipynb: .*timed out .* after 1 seconds"):
-        execute(write("import time; time.sleep(60)"), cell_seconds=1)
+        execute(write("import signal; signal.pause()"), cell_seconds=1)
 
 
 def test_parameters_need_a_cell_for_them(write):
@@ -71,7 +72,11 @@ def test_notebooks_are_chosen_by_how_their_names_begin(names, chosen, tmp_path, 
 
 def test_several_run_beside_each_other_and_one_that_measures_alone_after_them(write, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(notebooks, "NOTEBOOKS", tmp_path)
-    meet = "import pathlib, time; pathlib.Path({0!r}).touch()\nwhile not pathlib.Path({1!r}).exists(): time.sleep(0.05)"
+    meet = f"""import pathlib, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from helpers import wait_until
+pathlib.Path({{0!r}}).touch()
+wait_until(pathlib.Path({{1!r}}).exists, 120)"""
     write(meet.format("a", "b"), name="01-a")
     write(meet.format("b", "a"), name="02-b")
     write("import pathlib; pathlib.Path('alone').touch()", tags=("parameters", "snapshot"), name="03-alone")
@@ -83,7 +88,7 @@ def test_several_run_beside_each_other_and_one_that_measures_alone_after_them(wr
 
 
 def test_interrupted_it_leaves_no_kernel(write, tmp_path):
-    paths = [write(f"import os, pathlib, time; pathlib.Path('{name}').write_text(str(os.getpid())); time.sleep(600)",
+    paths = [write(f"import os, pathlib, signal; pathlib.Path('{name}').write_text(str(os.getpid())); signal.pause()",
                    name=name) for name in ("01-a", "02-b")]  # fmt: skip
     process = subprocess.Popen([sys.executable, "-m", "jobqueue.lab.notebooks", *map(str, paths)])
     pids = [tmp_path / name for name in ("01-a", "02-b")]

@@ -82,12 +82,12 @@ def test_workers_recover_from_an_outage_under_load_and_nothing_is_lost_doubled_o
     with (
         process(home, "--poll-seconds", "0.05") as one,
         process(home, "--poll-seconds", "0.05") as two,
-        running(Reaper(home)),
+        running(Reaper(home)) as reaping,
     ):
         for share in (0.1, 0.4):
             wait_until(lambda: tally(home).get("done", 0) > 1_650 * share, 60)  # noqa: B023
             WAYS[way](own_server)
-            time.sleep(0.4)  # an outage has a length
+            assert reaping.lasts(0.4)  # an outage has a length, and ends nobody
             own_server.start()
         assert settled(home) == {"done": 1_650}
         for worker in (one, two):
@@ -147,12 +147,12 @@ def test_an_outage_of_half_a_lease_disturbs_no_handler(own_server, home, way):
 
     [job_id] = enqueue(home, "job")
     with (
-        running(Reaper(home, poll_seconds=0.05)),
+        running(Reaper(home, poll_seconds=0.05)) as reaping,
         working(home, {"job": Handler(handler, lease_seconds=lease_seconds)}, grace_seconds=60),
     ):
         wait_until(lambda: tally(home) == {"running": 1})
         WAYS[way](own_server)
-        time.sleep(max(0, lease_seconds / 2 - shortest))
+        assert reaping.lasts(max(0, lease_seconds / 2 - shortest))
         own_server.start()
         settled(home)
     done = job(home, job_id)
@@ -180,12 +180,12 @@ def test_an_outage_of_three_leases_ends_the_workers_authority_by_its_own_clock(
 
     [job_id] = enqueue(home, "job")
     worker = Worker(home, {"job": Handler(handler, lease_seconds=lease_seconds)}, poll_seconds=0.05, artifacts=tmp_path)
-    with running(worker):
+    with running(worker) as run:
         wait_until(lambda: tally(home) == {"running": 1})
         wait_until(lambda: began and time.monotonic() - began[0] > lease_seconds)  # claimed is not yet begun
         own_server.kill()
         away = time.monotonic()
-        time.sleep(lease_seconds * 3)
+        assert run.lasts(lease_seconds * 3)
         own_server.start()
         settled(home)
         enqueue(home, "job")

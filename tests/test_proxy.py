@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import psycopg
@@ -181,7 +180,8 @@ def test_an_interrupt_at_any_moment_leaves_no_job_without_a_handler_and_no_sessi
     monkeypatch.setattr(sys, "unraisablehook", dropped)
     for attempt in range(30):
         queue.enqueue_many([{"type": "job"}] * 20)
-        worker = Worker(dsn, {"job": lambda *_: time.sleep(0.001)}, poll_seconds=0.01, grace_seconds=1)
+        handlers = {"job": lambda lease, context: context.lost.wait(0.001)}
+        worker = Worker(dsn, handlers, poll_seconds=0.01, grace_seconds=1)
         timer = threading.Timer(0.01 + attempt * 0.003, _thread.interrupt_main)
         timer.start()
         with pytest.raises(KeyboardInterrupt):

@@ -146,11 +146,11 @@ def test_an_outage_shorter_than_the_grace_costs_no_lease_though_it_was_longer_th
             done.append(lease.epoch)
 
         worker = Worker(server.dsn, {"job": Handler(handler, lease_seconds=0.6)}, poll_seconds=0.05)
-        with running(Reaper(server.dsn, poll_seconds=0.05, outage_grace_seconds=5)), running(worker):
+        with running(Reaper(server.dsn, poll_seconds=0.05, outage_grace_seconds=5)), running(worker) as run:
             with psycopg.connect(server.dsn, autocommit=True) as conn:
                 wait_until(lambda: statuses(conn) == {"running": 1})
             server.stop("fast")
-            time.sleep(1.8)
+            assert run.lasts(1.8)
             server.start()
             with psycopg.connect(server.dsn, autocommit=True) as conn:
                 wait_until(lambda: conn.execute("select locked_until > now() from jobqueue.job").fetchone() == (True,))

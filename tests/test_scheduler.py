@@ -10,6 +10,7 @@ import time
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
+import psutil
 import psycopg
 import pytest
 
@@ -207,14 +208,15 @@ def killed_at_random(dsn, conn, minutes, schedules, seed):
     rng, amid, usual = random.Random(seed), 0, 0.2
     for minute in range(1, minutes + 1):
         slot = (START + minute * MINUTE).replace(second=0)
-        with scheduler_process(at(dsn, START + minute * MINUTE)):
+        with scheduler_process(at(dsn, START + minute * MINUTE)) as pid:
             wait_until(lambda: conn.execute(SESSIONS).fetchone()[0], 30, "its session")
             if minute == 1:  # how long a whole tick takes on this machine
                 begun = time.monotonic()
                 wait_until(lambda slot=slot: decided(conn, slot) == schedules, 30, "a whole tick")
                 usual = time.monotonic() - begun
             else:
-                time.sleep(rng.uniform(0, usual))
+                with suppress(psutil.TimeoutExpired):  # it does not end by itself
+                    psutil.Process(pid).wait(rng.uniform(0, usual))
         wait_until(lambda: not conn.execute(SESSIONS).fetchone()[0], 30, "the end of its session")
         amid += 0 < decided(conn, slot) < schedules
     VirtualClock(conn, START + minutes * MINUTE)

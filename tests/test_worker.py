@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
+from jobs import NEVER
 from proxy import Proxy
 from working import ended, ends, job_when, process, running, sessions, settled, statuses, threads, working
 
@@ -319,14 +320,17 @@ def test_a_payload_that_python_cannot_read_fails_its_job_and_stops_no_worker(dsn
 def least_remaining(conn, leases, seconds):
     """The smallest share of its lease that each type was seen to have left, over so many seconds."""
     least, until = dict.fromkeys(leases, 1.0), time.monotonic() + seconds
-    while time.monotonic() < until:
+
+    def looked():
         rows = conn.execute(
             "select type, extract(epoch from locked_until - clock_timestamp())::float8"
             " from jobqueue.job where status = 'running'"
         )
         for type, left in rows.fetchall():
             least[type] = min(least[type], left / leases[type])
-        time.sleep(0.02)
+        return time.monotonic() >= until
+
+    wait_until(looked, seconds + 10, "the end of the looks")
     return least
 
 
@@ -337,7 +341,8 @@ def least_remaining(conn, leases, seconds):
 def test_no_lease_falls_below_a_third_whatever_else_the_worker_holds(dsn, queue, conn, leases, seconds):
     ids = [queue.enqueue(type).id for type in leases]
     handlers = {
-        type: Handler(lambda lease, context: time.sleep(seconds), lease_seconds=lease) for type, lease in leases.items()
+        type: Handler(lambda lease, context: context.lost.wait(seconds), lease_seconds=lease)
+        for type, lease in leases.items()
     }
     with working(dsn, handlers, grace_seconds=30):
         wait_until(lambda: statuses(conn) == {"running": 3})
@@ -521,7 +526,7 @@ def test_slow_and_failing_jobs_delay_no_completion_of_others(dsn, queue, conn, m
 
     def handler(lease, context):
         if lease.payload == "slow":
-            time.sleep(0.2)
+            context.lost.wait(0.2)
         if lease.payload == "bad":
             raise ValueError("bad luck")
         returned[lease.id] = time.time()
@@ -631,8 +636,8 @@ def test_a_worker_listens_again_after_its_connections_were_cut(dsn, queue, conn)
 
 def answered(proxy, seconds):
     """How many questions of a worker behind this proxy the server answers in so many seconds."""
-    before = proxy.answers
-    time.sleep(seconds)
+    before, until = proxy.answers, time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() >= until, seconds + 10, "the end of the count")
     return proxy.answers - before
 
 
@@ -684,10 +689,10 @@ def test_stop_at_any_moment_leaves_no_job_running_and_nothing_behind(dsn, queue,
     executed = []
     add(queue, "job", 300, max_attempts=2)
     worker = Worker(
-        dsn, {"job": lambda lease, context: (time.sleep(0.002), executed.append(lease.id))}, grace_seconds=grace
+        dsn, {"job": lambda lease, context: (NEVER.wait(0.002), executed.append(lease.id))}, grace_seconds=grace
     )
     with running(worker, way) as run:
-        time.sleep(wait)
+        run.lasts(wait)
         worker.stop()
         run.result(10)
     assert threads() == []

@@ -56,6 +56,11 @@ class Run:
         if self.error is not None:
             raise self.error
 
+    def lasts(self, seconds: float) -> bool:
+        """Waits for its end so long, and tells that it did not come."""
+        self.thread.join(seconds)
+        return self.thread.is_alive()
+
     def _run(self) -> None:
         try:
             self._call()

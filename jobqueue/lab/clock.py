@@ -15,6 +15,11 @@ SQL = statements(text("lab/database.sql"))
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 
+def elapsed(instants: Any) -> Any:
+    """Seconds after the beginning, of a Series of instants."""
+    return (instants - BEGINNING).dt.total_seconds()
+
+
 class VirtualClock:
     """Time for one autocommit connection to a database that was installed with virtual=True.
 

@@ -34,6 +34,11 @@ PUBLISHED = (
 _COLUMNS = ["name", "drain_1", "drain_2", "ours"]
 
 
+def floors(found: pd.DataFrame) -> pd.Series:
+    """Which rows are pgbench's floor, and no queue."""
+    return found["name"].str.startswith("pgfloor")
+
+
 def drains(file: str | os.PathLike[str] | None = None) -> pd.DataFrame:
     """Medians of a bench.csv (by default this checkout's newest one), or as published where there is none."""
     path = Path(file) if file is not None else _newest()

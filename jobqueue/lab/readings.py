@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from . import horizon, load
+from . import horizon, load, peers
 from .style import count, duration
 
 
@@ -86,7 +86,7 @@ def _held(churned: pd.DataFrame) -> Iterator[str]:
 
 
 def _others(others: pd.DataFrame) -> Iterator[str]:
-    others = others[~others["name"].str.startswith("pgfloor")]  # pgbench, no queue
+    others = others[~peers.floors(others)]
     best, worst = others.loc[others["drain_1"].idxmax()], others.loc[others["drain_1"].idxmin()]
     yield (
         f"queues of this kind drain {count(worst['drain_1'])} ({worst['name']}) to {count(best['drain_1'])} "

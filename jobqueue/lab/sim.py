@@ -24,7 +24,7 @@ from ..errors import InvalidInput, JobQueueError
 from ..loop import FOR_FULL_TABLES
 from ..queue import TERMINAL
 from . import database, faults, handlers
-from .clock import BEGINNING
+from .clock import BEGINNING, elapsed
 from .faults import Fault
 from .simulation import SIM, Simulation, Source
 from .simworkers import SECOND
@@ -182,17 +182,22 @@ class Run:
     @cached_property
     def age(self) -> Age:
         """Queue age over the whole run, exactly: from all its attempts and what was still waiting."""
-        return _age(self.jobs, self.attempts, self.span_seconds)
+        return self._age_until(self.span_seconds)
 
     def age_quantile(self, q: float) -> float:
         """Seconds that the oldest due job did not exceed for a share q of the time until the last job had begun: the
         line that a burst leaves behind the last arrival counts, what runs on after it does not."""
-        return _age(self.jobs, self.attempts, self._begun_seconds).quantile(q)
+        return self._age_to_the_last_begun.quantile(q)
 
     @cached_property
-    def _begun_seconds(self) -> float:
+    def _age_to_the_last_begun(self) -> Age:
         first = self.attempts.drop_duplicates("job_id")["started"]
-        return float(first.max()) if 0 < len(first) == len(self.jobs) else self.span_seconds
+        return self._age_until(float(first.max()) if 0 < len(first) == len(self.jobs) else self.span_seconds)
+
+    def _age_until(self, seconds: float) -> Age:
+        waiting = elapsed(self.jobs.loc[self.jobs["status"] == "ready", "run_at"])
+        due = np.concatenate([self.attempts["due"], waiting])
+        return Age(due, np.concatenate([self.attempts["started"], np.full(len(waiting), np.inf)]), 0, seconds)
 
 
 def _plan(given: dict) -> Plan:
@@ -241,20 +246,18 @@ def _read(simulation: Simulation, seed: int, begun: float) -> Run:
     jobs = _jobs(line)
     _check_count(jobs, simulation)
     about = {"seed": seed, "jobs": len(jobs), **_about(plan)}
-    attempts = simulation.attempts.frame()
-    ages = pd.DataFrame(simulation.ages, columns=SAMPLE)
-    times = ages["time_seconds"].to_numpy()
-    ages["peak_age_seconds"] = _age(jobs, attempts, times[-1]).peaks(times)
-    return Run(
+    run = Run(
         jobs=jobs,
-        attempts=attempts,
-        ages=ages,
+        attempts=simulation.attempts.frame(),
+        ages=pd.DataFrame(simulation.ages, columns=SAMPLE),
         events=pd.DataFrame(simulation.injector.events, columns=EVENTS),
         refused=pd.DataFrame(simulation.refused, columns=REFUSED),
         effects=pd.DataFrame([(place, *row) for *row, place, _ in effects], columns=EFFECTS),
         about=about,
         real_seconds=time.perf_counter() - begun,
     )
+    run.ages["peak_age_seconds"] = run.age.peaks(run.ages["time_seconds"])
+    return run
 
 
 def _check_count(jobs: pd.DataFrame, simulation: Simulation) -> None:
@@ -295,17 +298,6 @@ def _jobs(line: Timeline) -> pd.DataFrame:
         "wait_seconds": np.where(began, times["started"] - times["run"], np.nan) / SECOND,
         "service_seconds": np.where(ended, times["finished"] - times["started"], np.nan) / SECOND,
     })
-
-
-def _age(jobs: pd.DataFrame, attempts: pd.DataFrame, until_seconds: float) -> Age:
-    waiting = _seconds(jobs.loc[jobs["status"] == "ready", "run_at"])
-    due = np.concatenate([attempts["due"], waiting])
-    return Age(due, np.concatenate([attempts["started"], np.full(len(waiting), np.inf)]), 0, until_seconds)
-
-
-def _seconds(instants: pd.Series) -> np.ndarray:
-    """After the beginning."""
-    return (instants - pd.Timestamp(BEGINNING)).dt.total_seconds().to_numpy()
 
 
 def _instants(microseconds: np.ndarray) -> pd.DatetimeIndex:

@@ -199,7 +199,7 @@ class Simulation:
     def _presume_claim(self, worker: SimWorker, id: int, job: dict, came: int) -> None:
         """One job is due, and which is known: nothing is chosen here. At the end of an instant, so that all that it
         made due is counted."""
-        due, until = BEGINNING + came * MICROSECOND, BEGINNING + self.now * MICROSECOND + self.lease * MICROSECOND
+        due, until = (BEGINNING + at * MICROSECOND for at in (came, self.now + self.lease))
         self.line.presume([(id, job["type"], job["payload"], worker.owner, 1, 1, 0, until, None, due)], id=id)
 
     def _claim(self, worker: SimWorker) -> None:

@@ -76,23 +76,19 @@ class Age:
 
     def at(self, instants) -> np.ndarray:
         """Its value at each of these instants (from `begin` to `end`); where a job begins, that of the next one."""
-        instants = np.asarray(instants, dtype=float)
-        place = np.searchsorted(self._since, instants, side="right") - 1
-        within = (place >= 0) & (instants < np.append(self._until, -np.inf)[place])
-        return np.where(within, instants - np.append(self._due, 0.0)[place], 0.0)
+        return self._seen(np.asarray(instants, dtype=float), "right")
 
     def peaks(self, instants) -> np.ndarray:
         """The greatest value in each step that ends at one of these instants, from the one before (or `begin`)."""
         instants = np.asarray(instants, dtype=float)
         edges = np.concatenate([[self.begin], instants])
-        peaks = np.maximum(self._before(instants), self.at(np.clip(edges[:-1], self.begin, None)))
+        peaks = np.maximum(self._seen(instants, "left"), self.at(np.clip(edges[:-1], self.begin, None)))
         step = np.searchsorted(instants, self._until, side="left")
         inside = step < len(instants)
         np.maximum.at(peaks, step[inside], self._high[inside])
         return peaks
 
-    def _before(self, instants) -> np.ndarray:
-        """Its value just before each instant."""
-        place = np.searchsorted(self._since, instants, side="left") - 1
-        within = (place >= 0) & (instants <= np.append(self._until, -np.inf)[place])
-        return np.where(within, instants - np.append(self._due, 0.0)[place], 0.0)
+    def _seen(self, instants, side) -> np.ndarray:
+        """Its value from each instant on (side: right), or just before it (left)."""
+        begun, over = (np.searchsorted(edges, instants, side=side) for edges in (self._since, self._until))
+        return np.where(begun > over, instants - np.append(self._due, 0.0)[begun - 1], 0.0)

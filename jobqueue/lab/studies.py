@@ -12,7 +12,7 @@ from .. import Backoff, Queue, limits
 from ..errors import InvalidInput
 from ..model import Job
 from . import database, faults, sim, theory, workload
-from .clock import BEGINNING, VirtualClock
+from .clock import BEGINNING, VirtualClock, elapsed
 from .observe import recoveries
 from .simulation import SIM
 from .workload import Recipe, Service, Workload
@@ -163,7 +163,7 @@ def recovery(run: sim.Run, back_at: float) -> dict:
 def _calm_at(run: sim.Run, since: float) -> float:
     """The first instant from then on at which no job is between its first failure and its end; inf: none was seen."""
     failed = run.attempts[run.attempts["outcome"] == "failed"].groupby("job_id")["ended"].min()
-    ended = (run.jobs.set_index("id")["finished_at"] - pd.Timestamp(BEGINNING)).dt.total_seconds().fillna(np.inf)
+    ended = elapsed(run.jobs.set_index("id")["finished_at"]).fillna(np.inf)
     for began, end in sorted(zip(failed, ended[failed.index], strict=True)):
         if began > since:
             break

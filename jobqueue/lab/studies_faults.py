@@ -15,7 +15,7 @@ import psycopg
 from .. import Backoff, Handler, InfrastructureError, Lease, Queue, Schedules, Worker
 from ..errors import InvalidInput
 from . import database, faults, history, sim, theory
-from .clock import BEGINNING, VirtualClock
+from .clock import BEGINNING, VirtualClock, elapsed
 from .workload import Recipe, Workload
 
 QUANTILES = (0.5, 0.95, 0.99, 1.0)
@@ -327,7 +327,7 @@ def dead_letters(run: sim.Run) -> pd.DataFrame:
     """time_seconds, job_id, cause: jobs that ended dead or failed, by type and by how their last attempt ended."""
     gone = run.jobs[run.jobs["status"].isin(["dead", "failed"])]
     last = run.attempts.groupby("job_id")["outcome"].last().reindex(gone["id"]).map(CAUSES).to_numpy()
-    at = (gone["finished_at"] - pd.Timestamp(BEGINNING)).dt.total_seconds()
+    at = elapsed(gone["finished_at"])
     frame = pd.DataFrame({"time_seconds": at, "job_id": gone["id"], "cause": gone["type"] + ": " + last})
     return frame.sort_values(["time_seconds", "job_id"], ignore_index=True)
 

@@ -5,6 +5,7 @@ import pandas as pd
 
 from jobqueue.lab import style
 from jobqueue.lab.charts import frame as frames
+from jobqueue.lab.peers import floors
 
 _LEAST = 1e-4  # a tenth of a millisecond: an age of zero has no place on a logarithmic axis
 _GROUPS = {
@@ -296,7 +297,7 @@ def peers(found, *, unit="jobs a second", **about):
     ax.set_ylim(-0.6, len(found) - 0.4)
     style.log(ax.xaxis, f"drained ({unit})", lambda value: f"{value:,.0f}")
     legend = "filled circle: one worker process; open square: two"
-    if _floors(found).any():
+    if floors(found).any():
         legend += "; pgfloor is no queue: pgbench sends the least that PostgreSQL needs for the same rows"
     style.note(figure, [], legend)
     return figure
@@ -304,13 +305,9 @@ def peers(found, *, unit="jobs a second", **about):
 
 def _peers_finding(found):
     mine, others = found[found["ours"].astype(bool)], found[~found["ours"].astype(bool)]
-    others = others[~_floors(others)]
+    others = others[~floors(others)]
     if mine.empty or others.empty:
         return "How fast queues on PostgreSQL drain"
     best, own = others.loc[others["drain_1"].idxmax()], mine.iloc[-1]
     return (f"One worker of {own['name']} drains {own['drain_1']:,.0f} jobs a second, "
             f"{own['drain_1'] / best['drain_1']:.2f} times {best['name']}, the fastest other queue")  # fmt: skip
-
-
-def _floors(found):
-    return found["name"].str.startswith("pgfloor")

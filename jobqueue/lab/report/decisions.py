@@ -52,16 +52,21 @@ class Bearing:
 
 
 def decide(found: Mapping[str, Stored], bearing: Bearing) -> list[Decision]:
-    plan = found["plan"]["recommendations"].set_index("parameter")
+    plan = recommended(found)
     return [
         _workers(found, plan.loc["workers"]),
         _lease(found, plan.loc["lease_seconds"]),
         _heartbeat(found, plan.loc["heartbeat_seconds"]),
         _poll(found, plan.loc["poll_seconds"]),
-        _backoff(found, plan.loc["backoff"]),
+        backoff(found),
         _attempts(found, plan.loc["max_attempts"]),
         _broker(found, bearing),
     ]
+
+
+def recommended(found: Mapping[str, Stored]) -> pd.DataFrame:
+    """The planner's recommendations, a row a parameter."""
+    return found["plan"]["recommendations"].set_index("parameter")
 
 
 def table(decisions: list[Decision]) -> pd.DataFrame:
@@ -156,7 +161,7 @@ def _lease(found, row) -> Decision:
     )
     sentence = (
         f"Lease {d(chosen)}, {row['because']} The slowest of the killed workers' jobs was ready again after "
-        f"{d(slowest)}{_planner(planned, slowest)}; the bound is {row['formula'].split(' = ')[-1]}, "
+        f"{d(slowest)}{_planner(d(planned), d(slowest))}; the bound is {row['formula'].split(' = ')[-1]}, "
         f"{d(row['by_formula'])}. {seen}."
     )
     return Decision("lease", d(chosen), f"recovery ≤ {d(row['limit'])}", d(slowest), d(row["by_formula"]),
@@ -167,25 +172,29 @@ def _slowest(lease: Stored, chosen: float) -> float:
     return float(lease["recoveries"].query("lease_seconds == @chosen")["recovery_seconds"].max())
 
 
-def _planner(planned: float, shown: float) -> str:
+def _planner(planned: str, shown: str) -> str:
     """What the planner's own run gave, where that is another figure than the chart's."""
-    return f" ({d(planned)} in the planner's own run)" if d(planned) != d(shown) else ""
+    return f" ({planned} in the planner's own run)" if planned != shown else ""
+
+
+def renewed_every(found: Mapping[str, Stored]) -> float:
+    """Seconds after which the shipped worker renews a lease at the earliest."""
+    return parameters(found["plan"])["lease_seconds"] * RENEW_AT
 
 
 def _heartbeat(found, row) -> Decision:
     beat = parameters(found["plan"])["heartbeat_seconds"]
     freeze = found["lease"].parameters["mean_freeze_seconds"]
-    lease, busy = parameters(found["plan"])["lease_seconds"], at_work(found)
-    own = found["lease"]["expiries"].set_index("lease_seconds").loc[lease]
+    busy = at_work(found)
+    own = found["lease"]["expiries"].set_index("lease_seconds").loc[parameters(found["plan"])["lease_seconds"]]
     lost = f"{own['expired']:.0f} of {own['freezes']:.0f}"
     planned = f"{round(row['simulated'] * planner.FREEZES)} of {planner.FREEZES}"
-    also = f" ({planned} in the planner's own run)" if planned != lost else ""
     sentence = (
         f"Renew at least every {d(beat)}, a third of the lease, as it is simulated here; the shipped worker renews by "
         f"itself, from a fifth on. For stalls of {d(freeze)} on "
-        f"average {lost} simulated ones lost the lease{also}, a share of "
+        f"average {lost} simulated ones lost the lease{_planner(planned, lost)}, a share of "
         f"{row['by_formula']:.2g} by formula. With {amount(busy)} jobs at work on average the shipped worker renews "
-        f"{amount(busy / (lease * RENEW_AT))} rows a second at most (a shorter job renews nothing)."
+        f"{amount(busy / renewed_every(found))} rows a second at most (a shorter job renews nothing)."
     )
     met = bool(row["met"] and own["expired"] <= row["limit"] * own["freezes"])
     return Decision("heartbeat", d(beat), f"stalls that lose a lease ≤ {row['limit']:.0%}", lost,
@@ -199,27 +208,30 @@ def _poll(found, row) -> Decision:
     idle = workers * (1 - found["day"].figures["busy"])
     sentence = (
         f"Poll every {d(poll)}. NOTIFY wakes an idle worker at once; where it does not reach the only idle one, a job "
-        f"is begun {d(mean)} after it is due on average{_planner(planned, mean)}, {d(row['by_formula'])} by formula. "
-        f"At one slot a process the {amount(idle)} workers that are idle on average ask {amount(idle / poll)} times a "
-        f"second, all {workers:,} would {amount(workers / poll)} times; with more slots a process, as many times fewer."
+        f"is begun {d(mean)} after it is due on average{_planner(d(planned), d(mean))}, {d(row['by_formula'])} by "
+        f"formula. At one slot a process the {amount(idle)} workers that are idle on average ask {amount(idle / poll)} "
+        f"times a second, all {workers:,} would {amount(workers / poll)} times; with more slots a process, as many "
+        f"times fewer."
     )
     return Decision("poll", d(poll), f"mean pick-up ≤ {d(row['limit'])} ({d(wanted)} and a tenth)", d(mean),
                     d(row["by_formula"]), bool(max(mean, planned) <= row["limit"]), "pickup", sentence)  # fmt: skip
 
 
-def _backoff(found, row) -> Decision:
-    backoff, workers = parameters(found["plan"])["backoff"], found["workers"].figures["workers"]
-    drawn = found["retries"]["herd"].query("policy == @backoff.jitter")["delay_seconds"]
+def backoff(found: Mapping[str, Stored]) -> Decision:
+    """By itself, too: its chart quotes it."""
+    row, policy = recommended(found).loc["backoff"], parameters(found["plan"])["backoff"]
+    workers = found["workers"].figures["workers"]
+    drawn = found["retries"]["herd"].query("policy == @policy.jitter")["delay_seconds"]
     edges, _, index = charts.herd(drawn)
-    mean, tenth = theory.mean_delay(backoff, 1), float(edges[1] - edges[0])
-    peak, expected = workers * index / mean, workers * theory.herd_index(backoff.jitter) / mean
+    mean, tenth = theory.mean_delay(policy, 1), float(edges[1] - edges[0])
+    peak, expected = workers * index / mean, workers * theory.herd_index(policy.jitter) / mean
     met = bool(peak <= row["limit"])
     choice = (
-        f"{backoff.shape}, {backoff.jitter} jitter, base {d(backoff.base_seconds)}, "
-        f"ceiling {d(backoff.ceiling_seconds)}"
+        f"{policy.shape}, {policy.jitter} jitter, base {d(policy.base_seconds)}, "
+        f"ceiling {d(policy.ceiling_seconds)}"
     )
     outage = found["plan"].parameters["outage_seconds"]
-    bound = backoff.base_seconds >= outage / 4
+    bound = policy.base_seconds >= outage / 4
     why = "" if met else (
         f" NOT met: {'a base over a quarter of the outage would notice its end too late, and ' if bound else ''}"
         f"{n(workers, 'worker')} are many for so slow an arrival of jobs."
@@ -227,7 +239,7 @@ def _backoff(found, row) -> Decision:
     sentence = (
         f"Back off {choice}. If the jobs of all {n(workers, 'worker')} fail at one instant, their first retries come "
         f"at {amount(peak)} a second in the fullest {d(tenth)}: {workers:,} × the figure's index of {index:.2f} ÷ the "
-        f"mean delay of {d(mean)}; {amount(expected)} with the formula's {theory.herd_index(backoff.jitter):g}. In the "
+        f"mean delay of {d(mean)}; {amount(expected)} with the formula's {theory.herd_index(policy.jitter):g}. In the "
         f"busiest stretch {amount(row['limit'])} jobs a second arrive.{why}"
     )
     return Decision("backoff", choice, f"herd's retries/s ≤ {amount(row['limit'])}", f"{amount(peak)}/s",

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ...pulse import RENEW_AT
 from .. import matrix, style
 from . import decisions, evidence
 from .blocks import Block, Figure, Heading, Listing, Paragraph, Table, amount
@@ -310,7 +309,7 @@ def _cost(review: Review) -> list[Block]:
     weight = review.found["matrix"].figures["bytes_per_job"]
     a_day = round(load["jobs"] / max(load["span_seconds"], 1) * SECONDS_A_DAY)
     workers, share = review.found["workers"].figures["workers"], review.found["day"].figures["busy"]
-    idle, poll, beat = workers * (1 - share), plan["poll_seconds"], plan["lease_seconds"] * RENEW_AT
+    idle, poll, beat = workers * (1 - share), plan["poll_seconds"], decisions.renewed_every(review.found)
     rows = [(f"{name} rows", f"{size:,} bytes a job", _bytes(size * a_day) + " a day")
             for name, size in weight.items()]  # fmt: skip
     rows += [

@@ -158,7 +158,7 @@ def _lease(found, _) -> Drawn:
 @figure("pickup")
 def _pickup(found, _) -> Drawn:
     run = found["poll"]
-    limit = found["plan"]["recommendations"].set_index("parameter").loc["poll_seconds", "limit"]
+    limit = decisions.recommended(found).loc["poll_seconds", "limit"]
     sheet = pictures.pickup(run["pickup"], chosen=run.figures["poll"], limit_seconds=limit, **run.about)
     caption = "What polling alone gives, NOTIFY left out: from due to begun, and how often an idle worker asks for it."
     return sheet, caption, {"pickup": run["pickup"]}, run.about
@@ -175,11 +175,11 @@ def _delays(found, _) -> Drawn:
 
 
 @figure("retry-herd")
-def _herd(found, bears) -> Drawn:
+def _herd(found, _) -> Drawn:
     run, backoff = found["retries"], _chosen(found)["backoff"]
     jobs = run.parameters["herd_jobs"]
     about = {"jobs": jobs, "base_seconds": backoff.base_seconds, **run.about}
-    asked = next(one for one in decisions.decide(found, bears) if one.subject == "backoff")
+    asked = decisions.backoff(found)
     caption = (
         f"When {style.count(jobs, 'job')} that failed at one instant come back, by jitter, for a constant base of "
         f"{style.duration(backoff.base_seconds)}. The index is peak rate × mean delay ÷ jobs: the lower, the flatter "

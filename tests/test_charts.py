@@ -599,6 +599,15 @@ def test_a_cell_of_the_week_is_the_mean_of_its_hour():
     assert (grid[5, 22], int(grid.count())) == (2.5, 1)
 
 
+@pytest.mark.parametrize(("times", "said"), [
+    ([60.0], "1 lease lost in 60 min"), ([60.0, 60.0], "2 leases lost in 60 min, all at one instant"),
+    ([60.0, 78.0], "2 leases lost in 60 min, all within 18 s"),
+])  # fmt: skip
+def test_leases_that_are_lost_together_have_no_rate(times, said):
+    lost = pd.DataFrame({"time_seconds": times})
+    assert charts.lease_expirations(lost, until_seconds=3600.0).finding == said
+
+
 def test_hours_without_a_sample_are_announced():
     assert "each hour: its mean; 18 hours without a sample: hatched" in texts(MORE["a week"]())
     highest = charts.week(WEEK, "age", label="queue age (s)", of="max").finding

@@ -162,7 +162,8 @@ def _lost_finding(times, end, width):
         return "No lease was lost"
     said, within = f"{style.count(len(times), 'lease')} lost in {style.duration(end)}", times.max() - times.min()
     if within < width:  # one event: a rate would be nobody's
-        return f"{said}, all within {style.duration(within)}" if len(times) > 1 else said
+        together = f"all within {style.duration(within)}" if within else "all at one instant"
+        return f"{said}, {together}" if len(times) > 1 else said
     most = style.count(spans.densest(times, width)[0])
     return f"{said}, {len(times) / end * 3600:,.3g} an hour; at most {most} within {style.duration(width)}"
 
